@@ -1,0 +1,2 @@
+//! `cargo ci TASK`.
+fn main() {}

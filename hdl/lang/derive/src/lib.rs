@@ -1,0 +1,1 @@
+//! Derives of the hdl crate: port records and hardware enums

@@ -1,0 +1,1 @@
+//! A hardware description language embedded in Rust: elaborates, checks, interprets, emits readable SystemVerilog

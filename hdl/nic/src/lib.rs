@@ -1,0 +1,1 @@
+//! The RTL of the Verbena RDMA network card

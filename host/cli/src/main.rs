@@ -1,0 +1,2 @@
+//! The command `verbena`.
+fn main() {}

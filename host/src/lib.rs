@@ -1,0 +1,1 @@
+//! The userspace driver of the Verbena card

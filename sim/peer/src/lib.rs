@@ -1,0 +1,1 @@
+//! A plain-Rust reference RoCE endpoint (sans-IO): the oracle

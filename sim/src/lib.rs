@@ -1,0 +1,1 @@
+//! The simulated machine room: clock, cards, wires, stories, vfio-user server, captures

@@ -1,0 +1,1 @@
+//! Builds Verilator models at run time and binds them as safe Rust structs

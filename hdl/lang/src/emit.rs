@@ -399,7 +399,7 @@ impl<'a> Emitter<'a> {
         for (name, width, code) in &m.constants {
             writeln!(out, "  localparam logic {}{name} = {width}'d{code};", range(*width)).expect("string");
         }
-        write!(out, "{declared}{}{instances}{comb}{sequential}{properties}endmodule\n", self.wires)
+        writeln!(out, "{declared}{}{instances}{comb}{sequential}{properties}endmodule", self.wires)
             .expect("string");
         out
     }

@@ -171,6 +171,18 @@ impl std::ops::Not for Sig {
     }
 }
 
+macro_rules! shift { ($($trait:ident $method:ident),*) => { $(
+    /// By a signal's value, zeros in; the result keeps the width.
+    impl std::ops::$trait<Sig> for Sig {
+        type Output = Sig;
+        #[track_caller]
+        fn $method(self, by: Sig) -> Sig {
+            op(Op::$trait, &[self, by], self.width)
+        }
+    }
+)* } }
+shift!(Shl shl, Shr shr);
+
 macro_rules! compare { ($($(#[$doc:meta])* $method:ident $op:ident $swap:literal),*) => { impl Sig { $(
     $(#[$doc])*
     #[track_caller]
@@ -244,23 +256,13 @@ impl Sig {
     pub fn resize(self, width: u32) -> Sig {
         if width <= self.width { self.bits(0, width) } else { self.extend(width) }
     }
-    /// Shifted left by a signal's value, zeros in.
-    #[track_caller]
-    pub fn shl(self, by: Sig) -> Sig {
-        op(Op::Shl, &[self, by], self.width)
-    }
-    /// Shifted right by a signal's value, zeros in.
-    #[track_caller]
-    pub fn shr(self, by: Sig) -> Sig {
-        op(Op::Shr, &[self, by], self.width)
-    }
     /// Bit number `index` (zero if past the end).
     #[track_caller]
     pub fn bit_at(self, index: Sig) -> Sig {
         if self.width == 1 {
             return self & index.eq(0);
         }
-        self.shr(index).bit(0)
+        (self >> index).bit(0)
     }
     /// `n` copies side by side.
     #[track_caller]

@@ -176,7 +176,7 @@ pub fn words(bytes: &[u8]) -> [u64; 16] {
 }
 
 layout! {
-    /// Memory region. Its key is index << 8 | tag.
+    /// Memory region. Its key is index * 256 + tag.
     struct MrEntry / MrEntryBits [32] {
         /// The region exists.
         valid: bool[1];

@@ -83,7 +83,7 @@ wire! {
         length: u16[10];
         /// Completer: bus, device, function.
         completer_id: u16[16];
-        /// See [`CompletionStatus`].
+        /// See `CompletionStatus`.
         status: u8[3];
         /// Byte count modified: PCI-X bridges only.
         bcm: bool[1];

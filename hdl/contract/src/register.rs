@@ -85,13 +85,13 @@ macro_rules! registers {
 
 /// What `magic` reads: "VRBN" as four ASCII bytes in ascending addresses.
 pub const MAGIC_VALUE: u32 = 0x4e42_5256;
-/// Contract version: major << 16 | minor. The driver needs the same major and at least its own minor.
+/// Contract version: major in the upper 16 bits, minor in the lower. The driver needs the same major and at least its own minor.
 pub const VERSION_VALUE: u32 = 0x0001_0000;
 
 registers! {
     /// Tells that this is the card: "VRBN".
     MAGIC magic 0x0000 32 [1] Ro Reset::Value(MAGIC_VALUE as u64), "csr";
-    /// Contract version: major << 16 | minor.
+    /// Contract version: major in the upper 16 bits, minor in the lower.
     VERSION version 0x0004 32 [1] Ro Reset::Value(VERSION_VALUE as u64), "csr";
     /// Hash of every table of the contract; the driver refuses another one.
     LAYOUT_HASH layout_hash 0x0008 64 [1] Ro Reset::LayoutHash, "csr";

@@ -56,7 +56,7 @@ wire! {
         ttl: u8[8];
         /// 17 = UDP.
         protocol: u8[8];
-        /// Ones' complement sum over the header, see [`ipv4_checksum`].
+        /// Ones' complement sum over the header, see `ipv4_checksum`.
         checksum: u16[16];
         /// Source address.
         source: u32[32];
@@ -106,7 +106,7 @@ wire! {
 wire! {
     /// Base transport header (InfiniBand 9.2).
     struct Bth / BthBits [12] {
-        /// See [`crate::Opcode`].
+        /// See `Opcode`.
         opcode: u8[8];
         /// Solicited event; meaningful on the last or only packet of SEND and WRITE with immediate.
         solicited: bool[1];
@@ -160,7 +160,7 @@ wire! {
 wire! {
     /// Acknowledge extended transport header.
     struct Aeth / AethBits [4] {
-        /// ACK, RNR NAK or NAK with its value: see [`Syndrome`].
+        /// ACK, RNR NAK or NAK with its value: see `Syndrome`.
         syndrome: u8[8];
         /// Message sequence number: requests completed by the responder, modulo 2^24.
         msn: u32[24];
@@ -227,7 +227,7 @@ codes! {
         RnrNak = 1,
         /// Reserved: ignored by the requester.
         Reserved = 2,
-        /// NAK; the value is one of [`NakCode`].
+        /// NAK; the value is a `NakCode`.
         Nak = 3,
     }
 }

@@ -24,7 +24,9 @@ fn demo(mut args: Args) -> anyhow::Result<()> {
     run::show(&mut build)?;
     println!("built after {}", clock(start.elapsed()));
     let mut demo = run::cargo(["run", "--quiet", "--release", "--manifest-path"]);
-    demo.arg(manifest).args(["--package", "verbena", "--bin", "verbena", "--", "demo"]).args(args.raw_args()?);
+    demo.arg(manifest)
+        .args(["--package", "verbena", "--bin", "verbena", "--", "demo"])
+        .args(args.raw_args()?);
     // FILE is the caller's: relative to where the caller stands
     demo.current_dir(std::env::current_dir()?);
     run::show(&mut demo)?;

@@ -66,9 +66,14 @@ impl Task {
 fn main() -> ExitCode {
     match dispatch(Args::from_env()) {
         Ok(()) => ExitCode::SUCCESS,
+        // lexopt's own text ends with its source, which `#` would print a second time
+        Err(error) if error.is::<lexopt::Error>() => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::from(if error.is::<lexopt::Error>() { 2 } else { 1 })
+            ExitCode::FAILURE
         }
     }
 }

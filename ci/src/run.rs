@@ -37,7 +37,10 @@ pub fn cargo<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
     // What `cargo run` tells about the crate ci is no business of the crates that are built next; left in, it
     // makes build scripts and `env!` see the wrong package.
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
             command.env_remove(name);
         }
     }

@@ -42,11 +42,6 @@ impl Steps {
         passed
     }
 
-    /// How long the last step took; zero before the first.
-    pub fn last_took(&self) -> Duration {
-        self.rows.last().map_or(Duration::ZERO, |row| row.took)
-    }
-
     /// Prints the closing table and the line that counts; an error if a step failed.
     pub fn close(self) -> Result<()> {
         println!("\n{}", self.table());

@@ -61,7 +61,9 @@ mod tests {
     fn name_seed_and_waves_reach_the_story() {
         let story = parse(Args::from_args(["a_story", "--seed", "7", "--waves"])).unwrap();
         let cargo = cargo(story);
-        assert!(run::typed(&cargo).ends_with("test --package sim --test stories -- --exact a_story --nocapture"));
+        assert!(
+            run::typed(&cargo).ends_with("test --package sim --test stories -- --exact a_story --nocapture")
+        );
         let value = |name: &str| {
             cargo.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value).map(|v| v.to_owned())
         };

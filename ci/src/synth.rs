@@ -46,9 +46,12 @@ pub fn synth(config: &str, update: bool) -> Result<Verdict> {
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot remove {}", out.display()))?;
     }
-    let mut emit = run::cargo(["run", "--package", "nic", "--bin", "emit", "--", "--config", config, "--out"]);
+    let mut emit =
+        run::cargo(["run", "--package", "nic", "--bin", "emit", "--", "--config", config, "--out"]);
     run::show(emit.arg(&out))?;
-    let mut tool = run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/synth".as_ref()]);
+    let tool = || run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/synth".as_ref()]);
+    run::show(tool().arg("--self-test"))?;
+    let mut tool = tool();
     tool.args(["--name", config, "--budget", "ci/budget.toml"]);
     if update {
         tool.arg("--update");

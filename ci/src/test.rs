@@ -21,7 +21,8 @@ pub const TASK: Task = Task {
 fn test(args: Args) -> anyhow::Result<()> {
     run::no_more(args)?;
     let mut steps = Steps::default();
-    let shown = |mut command: std::process::Command| move || run::show(&mut command).map(|()| Verdict::Passed);
+    let shown =
+        |mut command: std::process::Command| move || run::show(&mut command).map(|()| Verdict::Passed);
     if !steps.step("install", || install::install(true).map(|()| Verdict::Passed)) {
         return steps.close();
     }

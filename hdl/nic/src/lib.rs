@@ -11,6 +11,8 @@ pub mod config;
 pub mod flow;
 pub mod qp;
 pub mod mr;
+pub mod command;
+pub mod csr;
 pub mod tx;
 pub mod rx;
 pub mod pcie;

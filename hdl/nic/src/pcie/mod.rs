@@ -1,1 +1,4 @@
 //! The PCI Express side: TLPs in and out, reads, writes, BARs, MSI-X.
+
+pub mod bar;
+pub mod msix;

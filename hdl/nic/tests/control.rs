@@ -136,7 +136,7 @@ fn a_register_write_of_any_size_reaches_its_bytes() {
 #[test]
 fn a_register_read_is_completed_in_cuts_of_128_bytes() {
     let mut s = start(&Bar(Config::small()));
-    let word = |a: u64| a / 4 | (a / 4 + 1) << 32;
+    let word = |a: u64| (a / 4) | ((a / 4 + 1) << 32);
     let run = request(&mut s, 0, [MRD | 1, 0xbeef_0a0f, 0xf000_0104, 0], &[], word);
     let (h, d) = &run.completions[0];
     assert_eq!(d, &[0x41]);

@@ -324,6 +324,8 @@ struct Owed {
     next: u64,
     left: u32,
     booked: (u32, u32),
+    /// Part of its answer is lost for good: it counts no more, and its tag may be used again.
+    doomed: bool,
 }
 
 /// Tags that a 10-bit field can name.
@@ -446,12 +448,17 @@ impl Judge {
         self.reset_at = Some(now);
     }
 
-    /// The answer to this request of the card will never come (it was lost on purpose): its tag may be used again.
+    /// Part of the answer to this request of the card will never come: its tag may be used again. What is still under
+    /// way is matched until then.
     pub fn abandon(&mut self, tag: u16) {
-        if let Some(owed) = self.card[tag as usize % TAGS].take() {
+        if let Some(owed) = &mut self.card[tag as usize % TAGS]
+            && !owed.doomed
+        {
+            owed.doomed = true;
             self.card_outstanding -= 1;
             self.booked.0 -= owed.booked.0;
             self.booked.1 -= owed.booked.1;
+            owed.booked = (0, 0);
         }
     }
 
@@ -465,7 +472,7 @@ impl Judge {
         self.card_outstanding
     }
 
-    /// Is a request of the card with this tag outstanding?
+    /// Is a request of the card with this tag outstanding, or part of its answer lost?
     pub fn is_outstanding(&self, tag: u16) -> bool {
         self.card.get(tag as usize).is_some_and(Option::is_some)
     }
@@ -541,6 +548,7 @@ impl Judge {
                         next,
                         left,
                         booked: worst_case(next, left, self.sideband.rcb),
+                        doomed: false,
                     },
                 );
             }
@@ -574,6 +582,7 @@ impl Judge {
                         next: 0,
                         left: operand as u32,
                         booked: (1, 1),
+                        doomed: false,
                     },
                 );
             }
@@ -646,7 +655,7 @@ impl Judge {
             found.push((Verdict::TagWidth { tag, limit }, Disposition::Drop));
         }
         let table = if side == Side::Card { &self.card } else { &self.host };
-        if table[tag as usize % TAGS].is_some() {
+        if table[tag as usize % TAGS].as_ref().is_some_and(|owed| !owed.doomed) {
             found.push((Verdict::TagInUse { tag }, Disposition::Drop));
         }
         if found.iter().any(|(_, then)| *then == Disposition::Drop) {
@@ -755,7 +764,9 @@ impl Judge {
             }
         }
         let booked = owed.booked;
-        let now_booked = if last { (0, 0) } else { worst_case(owed.next, owed.left, self.sideband.rcb) };
+        let doomed = owed.doomed;
+        let now_booked =
+            if last || doomed { (0, 0) } else { worst_case(owed.next, owed.left, self.sideband.rcb) };
         owed.booked = now_booked;
         if last {
             table[tag as usize % TAGS] = None;
@@ -763,7 +774,7 @@ impl Judge {
         if side == Side::Host {
             self.booked.0 = self.booked.0 + now_booked.0 - booked.0;
             self.booked.1 = self.booked.1 + now_booked.1 - booked.1;
-            self.card_outstanding -= last as usize;
+            self.card_outstanding -= (last && !doomed) as usize;
         }
         if !pardoned {
             for verdict in found {

@@ -22,6 +22,31 @@
 //!
 //! It never knows the card's RTL: the codec is written from the rules of PCI Express alone, so that it judges the
 //! card instead of agreeing with it.
+//!
+//! ```
+//! use pcie_sim::{Iommu, Permissions, RootComplex, RootConfig, SparseMemory, Time, Tlp, tlp::MemRead};
+//! use std::sync::Arc;
+//!
+//! let memory = Arc::new(SparseMemory::new());
+//! memory.put(0x40, b"verbena!");
+//! let mut config = RootConfig::default();
+//! config.enumeration.bus_master = true;
+//! let mut rc = RootComplex::new(config, 1, Iommu::new())?;
+//! rc.memory_mut().map(0x1_0000_0000, 4096, Permissions::BOTH, memory, 0)?;
+//!
+//! // The card reads eight bytes with tag 5.
+//! let id = rc.sideband().requester;
+//! rc.card_sends(Time::ZERO, Tlp::MemRead(MemRead::bytes(id, 5, 0x1_0000_0040, 8)).emit());
+//! while rc.card_outstanding() > 0 {
+//!     let now = rc.next_event().ok_or("the read is still under way")?;
+//!     if let Some(completion) = rc.poll_rc(now) {
+//!         assert_eq!(completion.payload, b"verbena!");
+//!         assert!(now > Time::ns(900));
+//!     }
+//! }
+//! assert!(rc.quiet() && rc.violations().is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod time;
 pub mod tlp;

@@ -409,6 +409,11 @@ impl<M: HostMemory> RootComplex<M> {
         self.judge.violations()
     }
 
+    /// How many violations there were since they were last taken; the list keeps the first 4096.
+    pub fn violation_count(&self) -> u64 {
+        self.judge.count()
+    }
+
     /// Takes what the judge found.
     pub fn take_violations(&mut self) -> Vec<Violation> {
         self.judge.take_violations()

@@ -7,4 +7,5 @@ mod rules;
 mod faults;
 mod host;
 mod resets;
+mod storms;
 mod lspci;

@@ -704,15 +704,14 @@ impl<M: HostMemory> RootComplex<M> {
     fn serve(&mut self, at: Time, mut p: Box<Pending>) {
         loop {
             if p.epoch != self.epoch {
-                // Its request was forgotten by a reset. The answer still comes while the reset lasts.
+                // Its request was forgotten by a reset. The answer still comes while the reset lasts; `poll_rc`
+                // pardons it by its epoch.
                 if self.reset_since.is_none() {
                     self.dropped += 1;
                     return;
                 }
-                p.pardoned = true;
             }
-            let (completion, n) = self.piece(at, &p);
-            let mut completion = completion;
+            let (mut completion, n) = self.piece(at, &p);
             let mut last = completion.status != Status::Successful || n >= p.left;
             let mut lost = false;
             if let Some((fault, piece)) = p.fault {
@@ -774,7 +773,6 @@ impl<M: HostMemory> RootComplex<M> {
         }
         let result = match &p.work {
             Work::ZeroLength => {
-                completion.lower_address &= 0x7c;
                 let mut byte = [0];
                 self.memory.read(p.next, &mut byte).map(|()| (vec![0; 4], p.left))
             }

@@ -244,3 +244,25 @@ fn the_buffer_overflows_when_the_card_overbooks_and_does_not_poll() {
     assert!(d.answered(3));
     d.no_violation();
 }
+
+#[test]
+fn headers_and_data_overflow_each_alone_and_only_beyond_the_last_place() {
+    // Five completions of 64 bytes: 5 headers, 20 data units. Which of the tags lose theirs?
+    for (headers, data, lost) in [
+        (5, 20, vec![]),
+        (4, 0, vec![5]),
+        (3, 0, vec![4, 5]),
+        (0, 19, vec![5]),
+        (0, 16, vec![5]),
+        (0, 15, vec![4, 5]),
+    ] {
+        let mut d = Desk::new(with_link(|l| (l.completion_headers, l.completion_data) = (headers, data)), 1);
+        for tag in 1..=5 {
+            d.read(tag, BASE + 64 * tag as u64, 64);
+        }
+        d.now = Time::us(10);
+        d.take_all();
+        let missing: Vec<u16> = (1..=5).filter(|&tag| !d.answered(tag)).collect();
+        assert_eq!(missing, lost, "{headers} headers, {data} data units");
+    }
+}

@@ -158,6 +158,28 @@ fn a_zero_length_read_of_a_bar_has_no_byte() {
     d.no_violation();
 }
 
+#[test]
+fn a_malformed_first_completion_fails_the_read_and_frees_its_tag() {
+    let mut d = Desk::new(config(), 1);
+    let token = d.rc.mmio_read(d.now, 0, 0, 256);
+    d.run_until(Time::us(1));
+    let Ok(Tlp::MemRead(r)) = Tlp::parse(&d.requests[0].1.tlp) else { panic!("no read") };
+    let mut c = answer(&r, |_| 0);
+    c.payload.truncate(128);
+    c.byte_count = 255;
+    d.send(Tlp::Completion(c));
+    d.requests.clear();
+    d.run_until_quiet();
+    assert_eq!(d.rc.take_read(token), Some(Err(ReadError::Malformed)));
+    assert_eq!(d.rc.take_violations().len(), 1);
+    let token = d.rc.mmio_read(d.now, 0, 0, 4);
+    d.run_until(d.now + Time::us(1));
+    d.answer_all(|_| 3);
+    d.run_until_quiet();
+    assert_eq!(d.rc.take_read(token), Some(Ok(vec![3; 4])));
+    d.no_violation();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
     #[test]

@@ -402,8 +402,8 @@ impl Wire {
     /// When the next frame leaves at either end, in ps; `None`: no frame will leave by itself.
     pub fn next_due(&self) -> Option<u64> {
         let of_lane = |lane: &Lane| {
-            let due = lane.due.peek().map(|due| due.time.max(lane.free));
-            lane.aside.iter().map(|aside| aside.deadline).chain(due).min()
+            let due = lane.due.peek().map(|due| due.time);
+            lane.aside.iter().map(|aside| aside.deadline).chain(due).min().map(|time| time.max(lane.free))
         };
         self.lanes.iter().filter_map(of_lane).min()
     }

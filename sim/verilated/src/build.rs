@@ -26,8 +26,9 @@ const SHIM_CPP: &str = include_str!("cxx/shim.cpp");
 
 /// Bytes of generated C++ per compilation unit: 256 KiB compile in a few seconds at -O2.
 const UNIT_BYTES: u64 = 256 << 10;
-/// Verilator starts a new C++ file after so many operations, so that a large model compiles in parallel.
-const OUTPUT_SPLIT: &str = "20000";
+/// Verilator starts a new C++ file, and a new function, after so many operations, so that a large model compiles in
+/// parallel and no function is so large that -O2 takes more than linear time for it.
+const OUTPUT_SPLIT: &str = "5000";
 
 /// What to build, and how.
 #[derive(Clone, Copy)]
@@ -182,7 +183,8 @@ impl<'a> Source<'a> {
                 names.push((name, entry.metadata().map_or(0, |data| data.len())));
             }
         }
-        names.sort();
+        // The longest first, so that no compiler is left alone with it at the end; then by name: the same units each time.
+        names.sort_by(|(a, a_bytes), (b, b_bytes)| b_bytes.cmp(a_bytes).then(a.cmp(b)));
         let total: u64 = names.iter().map(|(_, bytes)| bytes).sum();
         for (name, bytes) in names {
             // Constructors, initial blocks and the declarations of a trace run once: compile time counts, not speed.
@@ -305,7 +307,12 @@ impl Tools {
             return Ok(tools);
         }
         let ask = |tool, argument: &[&str]| {
-            output(tool, Command::new(tool).args(argument)).map(|output| output.text)
+            let output = output(tool, Command::new(tool).args(argument))?;
+            if output.success {
+                Ok(output.text)
+            } else {
+                Err(Error::Tool { tool, source: io::Error::other(output.text) })
+            }
         };
         let root = PathBuf::from(ask("verilator", &["--getenv", "VERILATOR_ROOT"])?.trim());
         let versions = ask("verilator", &["--version"])? + &ask("g++", &["--version"])?;

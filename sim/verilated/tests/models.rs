@@ -257,6 +257,45 @@ fn broken_verilog_is_told_in_verilators_words() {
 }
 
 #[test]
+fn a_machine_without_verilator_is_told_what_to_install() {
+    if std::env::var_os("VERILATED_TEST_NO_TOOLS").is_some() {
+        println!("said: {}", Model::build(&Source::new("counter", COUNTER)).unwrap_err());
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["a_machine_without_verilator_is_told_what_to_install", "--exact", "--nocapture"])
+        .env("VERILATED_TEST_NO_TOOLS", "1")
+        .env("PATH", "/nonexistent")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("said: cannot run `verilator`") && text.contains("apt-get install verilator"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_relative_cache_directory_works_and_models_unload() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let up = "../".repeat(std::env::current_dir().unwrap().components().count() - 1);
+    let relative = Path::new(&up).join(directory.path().strip_prefix("/").unwrap());
+    assert!(relative.is_relative());
+    let source = Source::new("counter", COUNTER).in_directory(&relative);
+    for round in 0..200 {
+        let model = Model::build(&source).unwrap();
+        let (clk, step, count) = (model.input("clk", 1), model.input("step", 8), model.output("count", 16));
+        let mut instance = model.instance().unwrap();
+        instance.set(step.unwrap(), round & 0xff);
+        for level in [0, 1] {
+            instance.set(clk.as_ref().copied().unwrap(), level);
+            instance.eval().unwrap();
+        }
+        assert_eq!(instance.get(count.unwrap()), round & 0xff);
+    }
+}
+
+#[test]
 fn a_failed_assertion_is_a_lasting_error_of_that_instance_alone() {
     let text = r#"
 module judge(input wire clk, input wire [7:0] a);

@@ -42,12 +42,15 @@ impl Dice {
     }
 }
 
+/// Opcode, message, length, immediate, solicited.
+type Received = (WcOpcode, Vec<u8>, u32, Option<u32>, bool);
+
 /// What one direction of a program must leave behind.
 #[derive(Default)]
 struct Expected {
     memory: Vec<u8>,
     sends: Vec<u64>,
-    receives: Vec<(WcOpcode, Vec<u8>, u32, Option<u32>, bool)>,
+    receives: Vec<Received>,
 }
 
 /// Runs one program; gives how often each kind of trouble happened in it.

@@ -30,6 +30,9 @@ pub struct Seen {
 /// What the wire does with a frame: extra delays, one per copy that arrives, and the bytes that do.
 pub type Fate = Vec<(Time, Vec<u8>)>;
 
+/// A copy of a frame on its way: arrival, number, sender, bytes.
+type Flying = (Time, u64, Side, Vec<u8>);
+
 /// Two endpoints with one connected QP each.
 pub struct Pair {
     pub now: Time,
@@ -38,7 +41,7 @@ pub struct Pair {
     pub qa: u32,
     pub qb: u32,
     pub seen: Vec<Seen>,
-    flight: BinaryHeap<Reverse<(Time, u64, Side, Vec<u8>)>>,
+    flight: BinaryHeap<Reverse<Flying>>,
     sent: BTreeMap<Side, u64>,
     number: u64,
 }

@@ -1,1 +1,20 @@
-//! The RTL of the Verbena RDMA network card
+//! The RTL of the Verbena card.
+//!
+//! ```text
+//! transmit   doorbell > schedule > fetch > segment > gather > packetise > mac          (replay re-enters at schedule)
+//! receive    mac > parse > verify > check > place > complete > notify                  (respond, acknowledge branch at check)
+//! ```
+//! Stages are verbs, state is nouns; `mod` lines stand in flow order. [`flow`] holds what travels between stages,
+//! [`qp`] the state words and who writes them, [`config`] every size.
+
+pub mod config;
+pub mod flow;
+pub mod qp;
+pub mod mr;
+pub mod tx;
+pub mod rx;
+pub mod pcie;
+pub mod mac;
+pub mod prim;
+
+pub use config::Config;

@@ -1,0 +1,121 @@
+//! Running other programs: what is run is printed, its output is the user's to see, its failure is an error that
+//! names the command. Nothing is read from the terminal: every program gets an empty standard input.
+
+use std::{
+    ffi::OsStr,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// The repository's root: where the workspace's `Cargo.toml` is.
+pub fn root() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let mut root = PathBuf::from(here);
+    root.pop();
+    root
+}
+
+/// Cargo's target folder, where everything that can be made again is kept.
+pub fn target() -> PathBuf {
+    // join keeps an absolute CARGO_TARGET_DIR as it is
+    root().join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
+
+/// A command in the repository's root.
+pub fn command<I: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = I>) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(root()).stdin(Stdio::null());
+    command
+}
+
+/// The cargo that runs us (`$CARGO`), in the repository's root.
+pub fn cargo<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
+    let program = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut command = command(&program, args);
+    // What `cargo run` tells about the crate ci is no business of the crates that are built next; left in, it
+    // makes build scripts and `env!` see the wrong package.
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The command as it would be typed.
+pub fn typed(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let mut line = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();
+    for arg in command.get_args() {
+        let arg = arg.to_string_lossy();
+        let plain = !arg.is_empty() && arg.chars().all(|c| c.is_alphanumeric() || "-_=./:,+@".contains(c));
+        line += &if plain { format!(" {arg}") } else { format!(" '{}'", arg.replace('\'', r"'\''")) };
+    }
+    line
+}
+
+/// Prints the command, runs it with its output going straight through, and demands success.
+pub fn show(command: &mut Command) -> Result<()> {
+    println!("$ {}", typed(command));
+    let status =
+        command.status().with_context(|| format!("cannot start `{}`: is it installed?", typed(command)))?;
+    if !status.success() {
+        bail!("`{}` failed: {status}", typed(command));
+    }
+    Ok(())
+}
+
+/// Whether the command ran and succeeded; prints nothing.
+pub fn succeeds(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// What the command wrote to its standard output, without the last line end.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{}`: is it installed?", typed(command)))?;
+    if !output.status.success() {
+        bail!("`{}` failed: {}", typed(command), output.status);
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+}
+
+/// Refuses arguments that nobody asked for.
+pub fn no_more(mut args: crate::Args) -> Result<()> {
+    match args.next()? {
+        Some(arg) => Err(arg.unexpected().into()),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_where_the_workspace_is() {
+        let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
+        assert!(manifest.contains("[workspace]"));
+    }
+
+    #[test]
+    fn a_command_is_printed_as_it_could_be_typed() {
+        let command = command("/usr/bin/tool", ["-x", "a b", "it's", ""]);
+        assert_eq!(typed(&command), r"tool -x 'a b' 'it'\''s' ''");
+    }
+
+    #[test]
+    fn a_program_that_fails_or_is_not_there_is_an_error_that_names_it() {
+        let failed = show(&mut command("false", [""; 0])).unwrap_err().to_string();
+        assert!(failed.starts_with("`false` failed"), "{failed}");
+        let missing = show(&mut command("no-such-program", [""; 0])).unwrap_err().to_string();
+        assert!(missing.contains("cannot start `no-such-program`"), "{missing}");
+    }
+}

@@ -1,0 +1,47 @@
+//! `cargo ci test`: every check of the project, on two cores within a quarter of an hour.
+//!
+//! All steps run, whatever became of the ones before; only a machine that lacks a tool stops at once. The last line
+//! counts the steps.
+
+use crate::{
+    Args, Task, captures, generate, install, run,
+    step::{Steps, Verdict},
+    synth, tools,
+};
+
+/// The task `test`.
+pub const TASK: Task = Task {
+    name: "test",
+    args: "",
+    about: "install what is missing and run every check",
+    needs: &[],
+    run: test,
+};
+
+fn test(args: Args) -> anyhow::Result<()> {
+    run::no_more(args)?;
+    let mut steps = Steps::default();
+    let shown =
+        |mut command: std::process::Command| move || run::show(&mut command).map(|()| Verdict::Passed);
+    if !steps.step("install", || install::install(true).map(|()| Verdict::Passed)) {
+        return steps.close();
+    }
+    steps.step("fmt", shown(run::cargo(["fmt", "--all", "--check"])));
+    steps.step(
+        "clippy",
+        shown(run::cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])),
+    );
+    steps.step("generated files", || generate::check(generate::GENERATORS));
+    steps.step("ci/tools", || tools::tools().map(|()| Verdict::Passed));
+    let cleared = captures::clear();
+    steps.step("cargo test", || {
+        cleared?;
+        run::show(&mut run::cargo(["test", "--workspace", "--no-fail-fast"]))?;
+        Ok(Verdict::Passed)
+    });
+    let (files, icrc_files) = (captures::find(), captures::find());
+    steps.step("captures: tshark", || captures::tshark(&files?));
+    steps.step("captures: icrc", || captures::icrc(&icrc_files?));
+    steps.step("coarse synthesis", || synth::synth("small", false));
+    steps.close()
+}

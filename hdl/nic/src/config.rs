@@ -1,0 +1,178 @@
+//! The one place that sizes the card. Every width in the RTL is derived from here.
+
+use hdl::index_width;
+
+/// Sizes and features of a card. Powers of two where said; checked by [`Config::validate`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Name of the configuration, part of the top module's name.
+    pub name: &'static str,
+    /// Bytes per beat of the frame and TLP streams: 8 (10 GbE) or 64 (100 GbE).
+    pub data_bytes: u32,
+    /// Queue pairs (power of two). QPN = index.
+    pub qps: u32,
+    /// Memory regions (power of two). Key = index << 8 | tag.
+    pub mrs: u32,
+    /// Completion queues (power of two).
+    pub cqs: u32,
+    /// Event queues (power of two).
+    pub eqs: u32,
+    /// MSI-X vectors (power of two).
+    pub vectors: u32,
+    /// Doorbell pages (power of two); page 0 is the privileged one.
+    pub pages: u32,
+    /// log2 of the doorbell stride in bytes.
+    pub log_doorbell_stride: u32,
+    /// PCIe read tags in flight (power of two, at most 256).
+    pub read_tags: u32,
+    /// Outstanding records, one per WQE in flight, shared out by the driver (power of two).
+    pub records: u32,
+    /// WQEs of each QP held on chip (power of two).
+    pub wqe_slots: u32,
+    /// Bytes of a send WQE that are fetched: header and the SGEs that fit.
+    pub wqe_bytes: u32,
+    /// SGEs per WQE that the card works on without a miss.
+    pub sges: u32,
+    /// Bytes of the packet buffer (power of two).
+    pub packet_buffer_bytes: u32,
+    /// Frames that may be in the packet buffer at once (power of two).
+    pub packet_slots: u32,
+    /// Bytes of the transmit buffer (power of two).
+    pub transmit_buffer_bytes: u32,
+    /// Frames that may be in the transmit buffer at once (power of two).
+    pub transmit_slots: u32,
+    /// Entries of the miss queue of `place` (power of two).
+    pub misses: u32,
+    /// Core clock.
+    pub core_clock_khz: u32,
+    /// Core clocks in 4.096 us, the unit of transport timeouts.
+    pub ticks_per_4096ns: u32,
+    /// Core clocks after which a PCIe read without completion is given up.
+    pub completion_timeout_ticks: u32,
+}
+
+impl Config {
+    /// 64 bit at 250 MHz: 10 GbE, 64 QPs.
+    pub fn small() -> Config {
+        Config {
+            name: "small",
+            data_bytes: 8,
+            qps: 64,
+            mrs: 256,
+            cqs: 64,
+            eqs: 8,
+            vectors: 16,
+            pages: 64,
+            log_doorbell_stride: 12,
+            read_tags: 32,
+            records: 2048,
+            wqe_slots: 4,
+            wqe_bytes: 128,
+            sges: 4,
+            packet_buffer_bytes: 32768,
+            packet_slots: 64,
+            transmit_buffer_bytes: 32768,
+            transmit_slots: 32,
+            misses: 8,
+            core_clock_khz: 250_000,
+            ticks_per_4096ns: 1024,
+            // 20 ms: above the 10 ms below which expiry is discouraged
+            completion_timeout_ticks: 5_000_000,
+        }
+    }
+    /// Bits of a beat.
+    pub fn data_bits(&self) -> u32 {
+        self.data_bytes * 8
+    }
+    /// Bits of a QP index.
+    pub fn qp_bits(&self) -> u32 {
+        index_width(self.qps)
+    }
+    /// Bits of an MR index.
+    pub fn mr_bits(&self) -> u32 {
+        index_width(self.mrs)
+    }
+    /// Bits of a CQ index.
+    pub fn cq_bits(&self) -> u32 {
+        index_width(self.cqs)
+    }
+    /// Bits of an EQ index.
+    pub fn eq_bits(&self) -> u32 {
+        index_width(self.eqs)
+    }
+    /// Bits of a vector number.
+    pub fn vector_bits(&self) -> u32 {
+        index_width(self.vectors)
+    }
+    /// Bits of a doorbell page number.
+    pub fn page_bits(&self) -> u32 {
+        index_width(self.pages)
+    }
+    /// Bits of a read tag.
+    pub fn tag_bits(&self) -> u32 {
+        index_width(self.read_tags)
+    }
+    /// Bits of an outstanding-record index.
+    pub fn record_bits(&self) -> u32 {
+        index_width(self.records)
+    }
+    /// Bits of a byte address in the packet buffer.
+    pub fn packet_address_bits(&self) -> u32 {
+        index_width(self.packet_buffer_bytes)
+    }
+    /// Bits of a packet slot.
+    pub fn packet_slot_bits(&self) -> u32 {
+        index_width(self.packet_slots)
+    }
+    /// Bits of a byte address in the transmit buffer.
+    pub fn transmit_address_bits(&self) -> u32 {
+        index_width(self.transmit_buffer_bytes)
+    }
+    /// Bits of a transmit slot.
+    pub fn transmit_slot_bits(&self) -> u32 {
+        index_width(self.transmit_slots)
+    }
+    /// Bits of a lane number within a beat.
+    pub fn lane_bits(&self) -> u32 {
+        index_width(self.data_bytes)
+    }
+    /// Refuses sizes that the RTL cannot be.
+    ///
+    /// # Errors
+    /// The name of the field and what it must be.
+    pub fn validate(&self) -> Result<(), String> {
+        let powers = [
+            ("qps", self.qps),
+            ("mrs", self.mrs),
+            ("cqs", self.cqs),
+            ("eqs", self.eqs),
+            ("vectors", self.vectors),
+            ("pages", self.pages),
+            ("read_tags", self.read_tags),
+            ("records", self.records),
+            ("wqe_slots", self.wqe_slots),
+            ("wqe_bytes", self.wqe_bytes),
+            ("packet_buffer_bytes", self.packet_buffer_bytes),
+            ("packet_slots", self.packet_slots),
+            ("transmit_buffer_bytes", self.transmit_buffer_bytes),
+            ("transmit_slots", self.transmit_slots),
+            ("misses", self.misses),
+        ];
+        if let Some((name, v)) = powers.iter().find(|(_, v)| !v.is_power_of_two() || *v < 2) {
+            return Err(format!("config `{}`: {name} = {v} must be a power of two, at least 2", self.name));
+        }
+        if self.data_bytes != 8 && self.data_bytes != 64 {
+            return Err(format!("config `{}`: data_bytes = {} must be 8 or 64", self.name, self.data_bytes));
+        }
+        if self.read_tags > 256 {
+            return Err(format!("config `{}`: read_tags = {} exceeds 8-bit tags", self.name, self.read_tags));
+        }
+        if 32 + 16 * self.sges > self.wqe_bytes {
+            return Err(format!(
+                "config `{}`: {} SGEs do not fit {} bytes",
+                self.name, self.sges, self.wqe_bytes
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,589 @@
+//! The arrows: what one stage hands to the next. A name here is the name of the ports that carry it.
+//!
+//! ```text
+//! transmit  doorbell -Wake-> schedule -Turn-> fetch -WorkItem-> segment -Segment-> gather -TransmitSlot-> packetise -FrameBeat-> mac
+//! receive   mac -FrameBeat-> parse/verify -Headers-> check -Verdict-> place -Completion-> complete -Event-> notify
+//!                                                     check -Response-> acknowledge -Completion-> complete
+//! memory    fetch, gather, place, command -ReadRequest-> pcie read -ReadData, ReadDone->
+//!           place -PayloadWrite->, complete, notify, command -SmallWrite-> pcie write
+//! ```
+
+use crate::config::Config;
+use crate::qp::{INDEX, PSN};
+use hdl::{Bundle, Sig};
+
+/// A QP may have something to send.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Wake {
+    /// Which.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+}
+
+/// A QP's turn, or the fence token of a teardown travelling in order.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Turn {
+    /// Which.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// This is the fence token, not a turn.
+    pub fence: Sig,
+}
+
+/// The end of a turn.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct TurnDone {
+    /// Which.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// There is more to do at once.
+    pub again: Sig,
+}
+
+/// A turn with what fetch knows of it.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct WorkItem {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// The fence token.
+    pub fence: Sig,
+    /// `wqe` is the WQE under the cursor.
+    pub present: Sig,
+    /// The read of that WQE failed.
+    pub failed: Sig,
+    /// Producer of the send queue.
+    #[shape(INDEX)]
+    pub producer: Sig,
+    /// `contract::SendWqe` and its SGEs, byte 0 lowest.
+    #[shape(c.wqe_bytes * 8)]
+    pub wqe: Sig,
+}
+
+/// One packet to send.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Segment {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// The fence token.
+    pub fence: Sig,
+    /// BTH opcode.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// BTH PSN.
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// BTH AckReq.
+    pub ack_req: Sig,
+    /// BTH SE.
+    pub solicited: Sig,
+    /// AETH syndrome (responses).
+    #[shape(8)]
+    pub syndrome: Sig,
+    /// AETH MSN (responses).
+    #[shape(PSN)]
+    pub msn: Sig,
+    /// RETH virtual address.
+    #[shape(64)]
+    pub va: Sig,
+    /// RETH R_Key.
+    #[shape(32)]
+    pub rkey: Sig,
+    /// RETH DMALen.
+    #[shape(32)]
+    pub dma_length: Sig,
+    /// ImmDt, byte 0 lowest (wire order).
+    #[shape(32)]
+    pub imm: Sig,
+    /// Ring index of the WQE, to name in a fault.
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// First byte of the packet's payload within the message.
+    #[shape(32)]
+    pub offset: Sig,
+    /// Payload bytes, 0..=4096, without pad.
+    #[shape(13)]
+    pub length: Sig,
+    /// `c.sges` SGEs (`contract::Sge`), the first lowest.
+    #[shape(c.sges * 128)]
+    pub sges: Sig,
+}
+
+/// A frame whose payload lies whole in the transmit buffer. Payload byte 0 lies at `address`, whose low bits are such
+/// that header and payload join without a shift: `address % data_bytes == header bytes % data_bytes`.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct TransmitSlot {
+    /// The packet; `sges`, `offset` and `wqe_index` are spent.
+    #[shape(c.clone())]
+    pub packet: PacketFields,
+    /// Byte address of the payload in the transmit buffer.
+    #[shape(c.transmit_address_bits())]
+    pub address: Sig,
+}
+
+/// What packetise needs of a [`Segment`].
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct PacketFields {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// The fence token.
+    pub fence: Sig,
+    /// BTH opcode.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// BTH PSN.
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// BTH AckReq.
+    pub ack_req: Sig,
+    /// BTH SE.
+    pub solicited: Sig,
+    /// AETH syndrome.
+    #[shape(8)]
+    pub syndrome: Sig,
+    /// AETH MSN.
+    #[shape(PSN)]
+    pub msn: Sig,
+    /// RETH virtual address.
+    #[shape(64)]
+    pub va: Sig,
+    /// RETH R_Key.
+    #[shape(32)]
+    pub rkey: Sig,
+    /// RETH DMALen.
+    #[shape(32)]
+    pub dma_length: Sig,
+    /// ImmDt, byte 0 lowest.
+    #[shape(32)]
+    pub imm: Sig,
+    /// Payload bytes without pad.
+    #[shape(13)]
+    pub length: Sig,
+}
+
+/// A local fault of a WQE under way: the requester must complete it in error.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Fault {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Which WQE.
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// `ibv_wc_status`.
+    #[shape(8)]
+    pub status: Sig,
+}
+
+/// A beat of an Ethernet frame, from the destination MAC on. Toward the mac without FCS; from the mac with its FCS.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct FrameBeat {
+    /// Byte i of the beat in bits 8i+7:8i.
+    #[shape(c.data_bits())]
+    pub data: Sig,
+    /// The last beat.
+    pub last: Sig,
+    /// Bytes valid in the last beat, 1..=data_bytes (other beats are full).
+    #[shape(c.lane_bits() + 1)]
+    pub bytes: Sig,
+    /// In the last beat from the mac: FCS wrong or the line reported an error.
+    pub error: Sig,
+}
+
+/// A good RoCEv2 frame: its headers, and where its payload lies in the packet buffer.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Headers {
+    /// BTH DestQP, not yet bounded.
+    #[shape(24)]
+    pub dest_qpn: Sig,
+    /// BTH opcode.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// BTH SE.
+    pub solicited: Sig,
+    /// BTH AckReq.
+    pub ack_req: Sig,
+    /// BTH PadCnt.
+    #[shape(2)]
+    pub pad: Sig,
+    /// BTH P_Key.
+    #[shape(16)]
+    pub pkey: Sig,
+    /// BTH PSN.
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// Sender, as a GID (big-endian integer; IPv4 as `::ffff:a.b.c.d`).
+    #[shape(128)]
+    pub source_gid: Sig,
+    /// Receiver, as a GID.
+    #[shape(128)]
+    pub dest_gid: Sig,
+    /// RETH VA.
+    #[shape(64)]
+    pub va: Sig,
+    /// RETH R_Key.
+    #[shape(32)]
+    pub rkey: Sig,
+    /// RETH DMALen.
+    #[shape(32)]
+    pub dma_length: Sig,
+    /// AETH syndrome.
+    #[shape(8)]
+    pub syndrome: Sig,
+    /// AETH MSN.
+    #[shape(PSN)]
+    pub msn: Sig,
+    /// ImmDt or IETH, byte 0 lowest.
+    #[shape(32)]
+    pub imm: Sig,
+    /// Byte address of the payload in the packet buffer.
+    #[shape(c.packet_address_bits())]
+    pub address: Sig,
+    /// Payload bytes without pad (up to a jumbo frame; check bounds it by PMTU).
+    #[shape(14)]
+    pub length: Sig,
+    /// Slot to release when the payload is spent.
+    #[shape(c.packet_slot_bits())]
+    pub slot: Sig,
+}
+
+/// What place does with a packet.
+#[derive(hdl::HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// The fence token of a teardown: pass it on.
+    Fence = 0,
+    /// Write the payload at `iova`.
+    Write = 1,
+    /// Write the payload through receive WQE `wqe_index` at message offset `offset`.
+    Send = 2,
+    /// No payload: a duplicate to re-acknowledge.
+    Reack = 3,
+    /// No payload: a NAK or RNR NAK with `syndrome`.
+    Nak = 4,
+}
+
+/// check's judgement of a request.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Verdict {
+    /// See [`Action`].
+    #[shape(3)]
+    pub action: Sig,
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// BTH PSN of the packet (of a NAK: the PSN that it carries).
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// An acknowledgement is asked for.
+    pub ack_req: Sig,
+    /// The message ends here.
+    pub last: Sig,
+    /// The message starts here.
+    pub first: Sig,
+    /// A NAK after which the QP is dead.
+    pub fatal: Sig,
+    /// AETH syndrome of a NAK.
+    #[shape(8)]
+    pub syndrome: Sig,
+    /// Where a WRITE goes.
+    #[shape(64)]
+    pub iova: Sig,
+    /// The MR asks for relaxed ordering.
+    pub relaxed: Sig,
+    /// Receive WQE of a SEND (and of a fatal NAK inside of one: it completes in error if `uses_wqe`).
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// `wqe_index` holds.
+    pub uses_wqe: Sig,
+    /// Bytes of the message before this packet.
+    #[shape(32)]
+    pub offset: Sig,
+    /// Payload bytes.
+    #[shape(14)]
+    pub length: Sig,
+    /// Byte address of the payload in the packet buffer.
+    #[shape(c.packet_address_bits())]
+    pub address: Sig,
+    /// Slot to release when done (valid for Write and Send only; check released the others).
+    #[shape(c.packet_slot_bits())]
+    pub slot: Sig,
+    /// The message ends with immediate data.
+    pub with_imm: Sig,
+    /// Solicited event wanted.
+    pub solicited: Sig,
+    /// Immediate data, byte 0 lowest.
+    #[shape(32)]
+    pub imm: Sig,
+}
+
+/// A response packet for the requester side.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Response {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// BTH opcode.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// BTH PSN.
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// AETH syndrome.
+    #[shape(8)]
+    pub syndrome: Sig,
+    /// AETH MSN.
+    #[shape(PSN)]
+    pub msn: Sig,
+}
+
+/// A CQE to write.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Completion {
+    /// Into which CQ.
+    #[shape(c.cq_bits())]
+    pub cq: Sig,
+    /// Of which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Ring index of the WQE.
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// `ibv_wc_opcode`.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// `ibv_wc_status`.
+    #[shape(8)]
+    pub status: Sig,
+    /// Bytes of the message.
+    #[shape(32)]
+    pub byte_len: Sig,
+    /// Immediate data, byte 0 lowest.
+    #[shape(32)]
+    pub imm: Sig,
+    /// `imm` holds.
+    pub with_imm: Sig,
+    /// A solicited event.
+    pub solicited: Sig,
+}
+
+/// Something for an event queue.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Event {
+    /// Into which EQ.
+    #[shape(c.eq_bits())]
+    pub eq: Sig,
+    /// `contract::EventKind`.
+    #[shape(8)]
+    pub kind: Sig,
+    /// `ibv_event_type` of an asynchronous event.
+    #[shape(8)]
+    pub event: Sig,
+    /// QPN or CQN.
+    #[shape(24)]
+    pub object: Sig,
+}
+
+/// A refusal to count: pulse `valid` with the code of a `contract::Reject`.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Count {
+    /// Count in this clock.
+    pub valid: Sig,
+    /// Index of the counter.
+    #[shape(6)]
+    pub index: Sig,
+}
+
+/// Who reads host memory.
+#[derive(hdl::HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadClient {
+    /// Payload into the transmit buffer.
+    Gather = 0,
+    /// Send WQEs into the WQE memory of fetch.
+    Fetch = 1,
+    /// Receive WQEs into the WQE memory of place.
+    Place = 2,
+    /// Command entries into the command memory.
+    Command = 3,
+}
+
+/// Bits of a byte address in a client's memory (64 KiB at most).
+pub const READ_ADDRESS: u32 = 16;
+/// Bits of a client's own name for a read.
+pub const READ_ID: u32 = 10;
+
+/// A read of host memory, at most 4096 bytes, of any alignment, possibly across 4 KiB and MRRS boundaries: the engine
+/// cuts it. The room at the destination is the client's promise: data is never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct ReadRequest {
+    /// IOVA of the first byte.
+    #[shape(64)]
+    pub iova: Sig,
+    /// Bytes, 1..=4096.
+    #[shape(13)]
+    pub length: Sig,
+    /// Byte address in the client's memory for the first byte.
+    #[shape(READ_ADDRESS)]
+    pub address: Sig,
+    /// Comes back in [`ReadDone`].
+    #[shape(READ_ID)]
+    pub id: Sig,
+}
+
+/// A write into one client's memory: byte lanes of one word of `data_bytes`. All clients see all of them; `client` says
+/// whose it is.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct ReadData {
+    /// Write in this clock.
+    pub valid: Sig,
+    /// See [`ReadClient`].
+    #[shape(2)]
+    pub client: Sig,
+    /// Byte address of the word (low lane bits zero).
+    #[shape(READ_ADDRESS)]
+    pub address: Sig,
+    /// The word.
+    #[shape(c.data_bits())]
+    pub data: Sig,
+    /// Which bytes.
+    #[shape(c.data_bytes)]
+    pub lanes: Sig,
+}
+
+/// A read is over, all of its data written in earlier clocks (or some of it missing: `failed`). Reads end in any order.
+/// Pulse: one clock, never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct ReadDone {
+    /// A read ended.
+    pub valid: Sig,
+    /// Whose.
+    #[shape(2)]
+    pub client: Sig,
+    /// Which.
+    #[shape(READ_ID)]
+    pub id: Sig,
+    /// UR, CA, poison or timeout: the data is not to be used.
+    pub failed: Sig,
+}
+
+/// A write of payload from the packet buffer to host memory, at most a packet, any alignment.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct PayloadWrite {
+    /// IOVA of the first byte.
+    #[shape(64)]
+    pub iova: Sig,
+    /// Bytes, 0..=8191; zero writes nothing but still comes back as written.
+    #[shape(13)]
+    pub length: Sig,
+    /// Byte address in the packet buffer.
+    #[shape(c.packet_address_bits())]
+    pub address: Sig,
+    /// May pass other writes.
+    pub relaxed: Sig,
+}
+
+/// A write of at most 64 bytes to host memory, from registers; never crosses 4 KiB if aligned to its size.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct SmallWrite {
+    /// IOVA, doubleword aligned.
+    #[shape(64)]
+    pub iova: Sig,
+    /// Doublewords, 1..=16.
+    #[shape(5)]
+    pub dwords: Sig,
+    /// Byte 0 lowest.
+    #[shape(512)]
+    pub data: Sig,
+}
+
+/// A beat of a TLP at the generic PCIe interface: the header beside the first beat's data. `header` is the raw PCIe
+/// header, DW0 in bits 127:96 (a 3-DW header leaves bits 31:0 zero); data is DW aligned, lowest address in bits 7:0.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct TlpBeat {
+    /// DW0..DW3; held for all beats of the TLP.
+    #[shape(128)]
+    pub header: Sig,
+    /// Payload.
+    #[shape(c.data_bits())]
+    pub data: Sig,
+    /// First beat.
+    pub first: Sig,
+    /// Last beat.
+    pub last: Sig,
+}
+
+/// What configuration space tells the card.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct PcieConfig {
+    /// Bus, device, function.
+    #[shape(16)]
+    pub requester_id: Sig,
+    /// DEVCTL 7:5.
+    #[shape(3)]
+    pub max_payload: Sig,
+    /// DEVCTL 14:12.
+    #[shape(3)]
+    pub max_read_request: Sig,
+    /// LNKCTL bit 3: 1 = 128 bytes.
+    pub rcb: Sig,
+    /// DEVCTL bit 8.
+    pub extended_tag: Sig,
+    /// DEVCTL bit 4.
+    pub relaxed_ordering: Sig,
+    /// Command bit 2.
+    pub bus_master: Sig,
+    /// MSI-X message control bit 15.
+    pub msix_enable: Sig,
+    /// MSI-X message control bit 14.
+    pub msix_mask: Sig,
+}
+
+/// A word written into an object table by command. Everybody sees all; no back-pressure.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct TableWrite {
+    /// Write in this clock.
+    pub valid: Sig,
+    /// See [`Table`].
+    #[shape(2)]
+    pub table: Sig,
+    /// Entry.
+    #[shape(16)]
+    pub index: Sig,
+    /// 64-bit word of the entry.
+    #[shape(4)]
+    pub word: Sig,
+    /// The word.
+    #[shape(64)]
+    pub data: Sig,
+}
+
+/// The tables that commands write.
+#[derive(hdl::HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Table {
+    /// `contract::QpContext`, 16 words.
+    Qp = 0,
+    /// `contract::MrEntry`, 4 words.
+    Mr = 1,
+    /// `contract::CqEntry`, 2 words.
+    Cq = 2,
+    /// `contract::EqEntry`, 2 words.
+    Eq = 3,
+}

@@ -1,0 +1,1 @@
+//! The line: 10 Gigabit Ethernet over XGMII.

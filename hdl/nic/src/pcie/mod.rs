@@ -1,0 +1,1 @@
+//! The PCI Express side: TLPs in and out, reads, writes, BARs, MSI-X.

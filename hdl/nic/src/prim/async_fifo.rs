@@ -1,0 +1,107 @@
+//! A FIFO between two clocks: the only way for data to cross.
+//!
+//! In: a stream in the write domain. Out: the same stream in the read domain, two to three read clocks later. Pointers
+//! cross Gray-coded through two flops; data is read from memory only behind a pointer that has arrived.
+
+use hdl::{
+    Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, mux, reg_init,
+    synchronise, when,
+};
+
+/// An asynchronous FIFO of `depth` (power of two, at least 4) words of `width` bits.
+#[derive(Clone, Debug)]
+pub struct AsyncFifo {
+    /// Words.
+    pub depth: u32,
+    /// Bits of a word.
+    pub width: u32,
+}
+
+/// Ports of [`AsyncFifo`].
+pub struct AsyncFifoIo {
+    /// Clock of the writing side.
+    pub write_clock: Sig,
+    /// Its reset. Both sides are reset together, long enough to overlap.
+    pub write_reset: Sig,
+    /// What enters.
+    pub input: Stream<Sig>,
+    /// Clock of the reading side.
+    pub read_clock: Sig,
+    /// Its reset.
+    pub read_reset: Sig,
+    /// What leaves.
+    pub output: Stream<Sig>,
+    /// Words seen by the reading side.
+    pub level: Sig,
+}
+
+impl Ports for AsyncFifoIo {
+    type Config = AsyncFifo;
+    fn declare(c: &AsyncFifo, p: &mut PortBuilder) -> Self {
+        AsyncFifoIo {
+            write_clock: p.input("write_clock", &1.into()),
+            write_reset: p.input("write_reset", &1.into()),
+            input: p.sink("enter", &c.width.into()),
+            read_clock: p.input("read_clock", &1.into()),
+            read_reset: p.input("read_reset", &1.into()),
+            output: p.source("leave", &c.width.into()),
+            level: p.output("level", &(index_width(c.depth) + 1).into()),
+        }
+    }
+}
+
+fn gray(binary: Sig) -> Sig {
+    binary ^ cat(&[hdl::low(), binary.bits(1, binary.width() - 1)])
+}
+
+fn binary(gray: Sig) -> Sig {
+    let w = gray.width();
+    // bit i is the parity of bits i and above
+    let bits: Vec<Sig> = (0..w).rev().map(|i| gray.bits(i, w - i).parity()).collect();
+    cat(&bits)
+}
+
+impl Module for AsyncFifo {
+    type Io = AsyncFifoIo;
+    fn name(&self) -> String {
+        format!("async_fifo_{}x{}", self.depth, self.width)
+    }
+    fn doc(&self) -> String {
+        format!("FIFO of {} words of {} bits between two clocks.", self.depth, self.width)
+    }
+    fn body(&self, io: &AsyncFifoIo) {
+        assert!(self.depth.is_power_of_two() && self.depth >= 4, "async fifo depth {}", self.depth);
+        let bits = index_width(self.depth);
+        let (writing, reading) = (
+            Domain::new(io.write_clock, Some(io.write_reset)),
+            Domain::new(io.read_clock, Some(io.read_reset)),
+        );
+        let memory = Memory::new("words", self.depth, self.width);
+        let (tail, tail_gray) =
+            writing.within(|| (reg_init("tail", bits + 1, 0), reg_init("tail_gray", bits + 1, 0)));
+        let (head, head_gray) =
+            reading.within(|| (reg_init("head", bits + 1, 0), reg_init("head_gray", bits + 1, 0)));
+        writing.within(|| {
+            let seen = binary(synchronise("head_seen", head_gray));
+            io.input.ready.set((tail - seen).ne(self.depth));
+            memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
+            when(io.input.moves(), || {
+                tail.set(tail + 1);
+                tail_gray.set(gray(tail + 1));
+            });
+        });
+        reading.within(|| {
+            let seen = binary(synchronise("tail_seen", tail_gray));
+            // the word under `head` is read ahead; `loaded` says that it has arrived
+            let loaded = reg_init("loaded", 1, 0);
+            let next = mux(io.output.moves(), head + 1, head).named("next_head");
+            let available = seen.ne(next);
+            io.output.data.set(memory.read("word", high(), next.bits(0, bits)));
+            io.output.valid.set(loaded);
+            loaded.set(available);
+            head.set(next);
+            head_gray.set(gray(next));
+            io.level.set(seen - head);
+        });
+    }
+}

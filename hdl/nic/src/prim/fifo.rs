@@ -1,0 +1,73 @@
+//! A synchronous FIFO of any bundle.
+//!
+//! In: a stream. Out: the same stream, in order, at the earliest one clock later. One move per clock on either side at
+//! once. `ready` depends on registers alone, `valid` too, so FIFOs cut both timing paths. Distributed RAM (combinational
+//! read): keep `depth * width` small, or use [`crate::prim::fifo::Fifo::deep`].
+
+use hdl::{Memory, Module, PortBuilder, Ports, Sig, Stream, index_width, reg_init, when};
+
+/// A FIFO of `depth` (power of two, at least 2) words of `width` bits.
+#[derive(Clone, Debug)]
+pub struct Fifo {
+    /// Words.
+    pub depth: u32,
+    /// Bits of a word.
+    pub width: u32,
+}
+
+/// Ports of [`Fifo`].
+pub struct FifoIo {
+    /// What enters.
+    pub input: Stream<Sig>,
+    /// What leaves.
+    pub output: Stream<Sig>,
+    /// Words inside (0..=depth).
+    pub level: Sig,
+}
+
+impl Ports for FifoIo {
+    type Config = Fifo;
+    fn declare(c: &Fifo, p: &mut PortBuilder) -> Self {
+        FifoIo {
+            input: p.sink("enter", &c.width.into()),
+            output: p.source("leave", &c.width.into()),
+            level: p.output("level", &(index_width(c.depth) + 1).into()),
+        }
+    }
+}
+
+impl Module for Fifo {
+    type Io = FifoIo;
+    fn name(&self) -> String {
+        format!("fifo_{}x{}", self.depth, self.width)
+    }
+    fn doc(&self) -> String {
+        format!("FIFO of {} words of {} bits; latency 1.", self.depth, self.width)
+    }
+    fn body(&self, io: &FifoIo) {
+        assert!(self.depth.is_power_of_two() && self.depth >= 2, "fifo depth {}", self.depth);
+        let bits = index_width(self.depth);
+        // one bit more than the address tells full from empty
+        let head = reg_init("head", bits + 1, 0);
+        let tail = reg_init("tail", bits + 1, 0);
+        let level = (tail - head).named("held");
+        io.level.set(level);
+        io.input.ready.set(!level.msb());
+        io.output.valid.set(level.any());
+        let memory = Memory::new("words", self.depth, self.width).style("distributed");
+        memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
+        io.output.data.set(memory.read_now("word", head.bits(0, bits)));
+        when(io.input.moves(), || tail.set(tail + 1));
+        when(io.output.moves(), || head.set(head + 1));
+    }
+}
+
+/// Puts a FIFO named `name` between `from` and the stream that it returns.
+#[track_caller]
+pub fn buffer<T: hdl::Bundle>(name: &str, shape: &T::Shape, depth: u32, from: &Stream<T>) -> Stream<T> {
+    let f = hdl::instance(name, &Fifo { depth, width: T::total_width(shape) });
+    f.input.valid.set(from.valid);
+    f.input.data.set(from.data.to_bits());
+    from.ready.set(f.input.ready);
+    Stream { valid: f.output.valid, ready: f.output.ready, data: T::from_bits(shape, f.output.data) }
+}

@@ -1,0 +1,305 @@
+//! The state of queue pairs. Every word has **one writer**; anybody may read.
+//!
+//! | word | writer | holds |
+//! |---|---|---|
+//! | rights, path, queues, addresses | command | the QP context (`contract::QpContext`), four lines |
+//! | `post` | doorbell | producers of SQ and RQ |
+//! | [`Tx`] | segment | cursors, next PSN, epoch, what was paid |
+//! | [`Expect`] | check | ePSN, open message, RQ allocation |
+//! | [`Placed`] | place | acknowledged PSN, MSN, the tail owed |
+//! | [`Requester`] | acknowledge | oldest unacknowledged work, retries, deadline |
+//!
+//! Every writer has a `halt` bit in its own word; a QP works only while its context says so and no halt is set.
+//! A word lives in one [`State`] memory per word: one write port, as many read ports as there are readers; a read
+//! gives the word one clock after its address.
+
+use crate::config::Config;
+use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high};
+
+/// Bits of a packet sequence number.
+pub const PSN: u32 = 24;
+/// Bits of a ring index.
+pub const INDEX: u32 = 16;
+/// Bits of a deadline: the low bits of `now` (2^40 clocks of 4 ns are 73 minutes; the longest timeout is 2.4 hours
+/// at code 31, which is clamped to 2^38 clocks, 18 minutes).
+pub const DEADLINE: u32 = 40;
+
+/// What segment knows: where transmission stands.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Tx {
+    /// PSN that the next new WQE gets.
+    #[shape(PSN)]
+    pub next_psn: Sig,
+    /// One past the highest PSN ever sent.
+    #[shape(PSN)]
+    pub sent_psn: Sig,
+    /// Index of the next WQE that has no PSNs yet.
+    #[shape(INDEX)]
+    pub assigned: Sig,
+    /// WQE of the next packet.
+    #[shape(INDEX)]
+    pub cursor_wqe: Sig,
+    /// PSN of the next packet.
+    #[shape(PSN)]
+    pub cursor_psn: Sig,
+    /// First PSN of the WQE under the cursor.
+    #[shape(PSN)]
+    pub cursor_first: Sig,
+    /// The rewind that was last obeyed.
+    #[shape(4)]
+    pub epoch: Sig,
+    /// `Placed::tail_seq` of the last response sent.
+    #[shape(24)]
+    pub paid: Sig,
+    /// Packets since the last that asked for an acknowledgement.
+    #[shape(8)]
+    pub unasked: Sig,
+    /// Nothing new is sent.
+    pub halt: Sig,
+}
+
+/// What acknowledge knows: what the peer still owes us.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Requester {
+    /// Oldest WQE not retired. A rewind goes back to this triple.
+    #[shape(INDEX)]
+    pub una_wqe: Sig,
+    /// Oldest PSN not acknowledged.
+    #[shape(PSN)]
+    pub una_psn: Sig,
+    /// First PSN of `una_wqe`.
+    #[shape(PSN)]
+    pub una_first: Sig,
+    /// Counts rewinds: segment goes back to the triple when it differs from `Tx::epoch`.
+    #[shape(4)]
+    pub epoch: Sig,
+    /// Timeouts and sequence NAKs left before RETRY_EXC_ERR.
+    #[shape(3)]
+    pub retries: Sig,
+    /// RNR NAKs left before RNR_RETRY_EXC_ERR.
+    #[shape(3)]
+    pub rnr_retries: Sig,
+    /// `deadline` counts.
+    pub armed: Sig,
+    /// When to act, in low bits of `now`.
+    #[shape(DEADLINE)]
+    pub deadline: Sig,
+    /// The deadline ends an RNR wait; segment sends no request meanwhile.
+    pub waiting: Sig,
+    /// A local fault stops sending at `fault_wqe`.
+    pub fault: Sig,
+    /// WQE that cannot be sent.
+    #[shape(INDEX)]
+    pub fault_wqe: Sig,
+    /// Its completion status.
+    #[shape(8)]
+    pub fault_status: Sig,
+    /// The send side is over: an error CQE was written.
+    pub halt: Sig,
+}
+
+/// What check knows: what the peer may send next.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Expect {
+    /// Expected PSN.
+    #[shape(PSN)]
+    pub epsn: Sig,
+    /// The gap before `epsn` was NAKed already.
+    pub nak_sent: Sig,
+    /// A SEND message is open.
+    pub open_send: Sig,
+    /// A WRITE message is open.
+    pub open_write: Sig,
+    /// Next receive WQE to hand out.
+    #[shape(INDEX)]
+    pub rq_next: Sig,
+    /// Receive WQE of the open SEND.
+    #[shape(INDEX)]
+    pub rq_current: Sig,
+    /// Bytes of the open message so far.
+    #[shape(32)]
+    pub offset: Sig,
+    /// Where the open WRITE goes on.
+    #[shape(64)]
+    pub va: Sig,
+    /// R_Key of the open WRITE.
+    #[shape(32)]
+    pub rkey: Sig,
+    /// Bytes of the open WRITE still to come.
+    #[shape(32)]
+    pub remaining: Sig,
+    /// Nothing more is taken.
+    pub halt: Sig,
+}
+
+/// What place knows: what was placed, and the acknowledgement owed for it.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Placed {
+    /// PSN of the last request placed (the PSN that a re-ACK carries).
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// Messages completed.
+    #[shape(PSN)]
+    pub msn: Sig,
+    /// Counts tails; a response is owed while it differs from `Tx::paid`.
+    #[shape(24)]
+    pub tail_seq: Sig,
+    /// AETH syndrome of the tail.
+    #[shape(8)]
+    pub tail_syndrome: Sig,
+    /// PSN of the tail.
+    #[shape(PSN)]
+    pub tail_psn: Sig,
+    /// MSN of the tail.
+    #[shape(PSN)]
+    pub tail_msn: Sig,
+    /// A fatal NAK was given: packets behind it are discarded.
+    pub halt: Sig,
+}
+
+/// One outstanding WQE, written by segment when it gets its PSNs, read by acknowledge when it retires.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Record {
+    /// Last PSN of the WQE.
+    #[shape(PSN)]
+    pub last_psn: Sig,
+    /// A success is reported.
+    pub signaled: Sig,
+    /// `ibv_wc_opcode` of its completion.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// Non-zero: the WQE is bad; it retires with this status once all before it have.
+    #[shape(8)]
+    pub status: Sig,
+    /// Bytes of the message.
+    #[shape(32)]
+    pub length: Sig,
+}
+
+/// A write into a state memory.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(StateShape)]
+pub struct StateWrite {
+    /// Write in this clock.
+    pub enable: Sig,
+    /// Which entry.
+    #[shape(c.address)]
+    pub address: Sig,
+    /// The word.
+    #[shape(c.width)]
+    pub data: Sig,
+}
+
+/// Widths of a state memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateShape {
+    /// Bits of an address.
+    pub address: u32,
+    /// Bits of a word.
+    pub width: u32,
+}
+
+impl StateShape {
+    /// One word of `T` per QP.
+    pub fn per_qp<T: Bundle<Shape = ()>>(c: &Config) -> StateShape {
+        StateShape { address: c.qp_bits(), width: T::total_width(&()) }
+    }
+}
+
+/// One state word per entry: one writer, `readers` readers. A read gives, one clock after the address, the word
+/// including every write up to and including the clock of the address (write-first), so that a stage may write in
+/// one clock and hand on to the next in the following one.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// What is stored, e.g. `tx`; part of the module name.
+    pub word: &'static str,
+    /// Entries.
+    pub depth: u32,
+    /// Bits per entry.
+    pub width: u32,
+    /// Read ports.
+    pub readers: u32,
+}
+
+/// Ports of [`State`].
+pub struct StateIo {
+    /// The only writer.
+    pub write: StateWrite,
+    /// Address of each reader.
+    pub address: Vec<Sig>,
+    /// Word of each reader, one clock after its address.
+    pub word: Vec<Sig>,
+}
+
+impl Ports for StateIo {
+    type Config = State;
+    fn declare(c: &State, ports: &mut PortBuilder) -> Self {
+        let shape = StateShape { address: hdl::index_width(c.depth), width: c.width };
+        StateIo {
+            write: ports.input("write", &shape),
+            address: (0..c.readers)
+                .map(|i| ports.input(&format!("address_{i}"), &shape.address.into()))
+                .collect(),
+            word: (0..c.readers).map(|i| ports.output(&format!("word_{i}"), &shape.width.into())).collect(),
+        }
+    }
+}
+
+impl Module for State {
+    type Io = StateIo;
+    fn name(&self) -> String {
+        format!("state_{}_{}x{}r{}", self.word, self.depth, self.width, self.readers)
+    }
+    fn doc(&self) -> String {
+        format!(
+            "State word `{}`: one writer, {} readers, one clock of latency, write-first.",
+            self.word, self.readers
+        )
+    }
+    fn body(&self, io: &StateIo) {
+        let memory = Memory::new("words", self.depth, self.width);
+        memory.write(io.write.enable, io.write.address, io.write.data);
+        let written = hdl::delay("written", io.write.data);
+        for (i, (address, out)) in io.address.iter().zip(&io.word).enumerate() {
+            let read = memory.read(&format!("read_{i}"), high(), *address);
+            let same = io.write.enable & io.write.address.eq(*address);
+            let forward = hdl::delay(&format!("forward_{i}"), same);
+            out.set(hdl::mux(forward, written, read));
+        }
+    }
+}
+
+/// Starts or clears one QP's words; every stage that writes a word has such a sink and serves it between packets.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Initialise {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Clear the receive side (`expect`, `placed`): ePSN = `rq_psn`.
+    pub receive: Sig,
+    /// Clear the send side (`tx`, `requester`): next PSN = `sq_psn`.
+    pub send: Sig,
+    /// Clear everything, producers and cached WQEs included.
+    pub reset: Sig,
+    /// First PSN expected.
+    #[shape(PSN)]
+    pub rq_psn: Sig,
+    /// First PSN to send.
+    #[shape(PSN)]
+    pub sq_psn: Sig,
+    /// `retry_cnt` of the context.
+    #[shape(3)]
+    pub retry_cnt: Sig,
+    /// `rnr_retry` of the context.
+    #[shape(3)]
+    pub rnr_retry: Sig,
+}
+
+/// PSN difference `a - b`, 24 bits; its top bit says that `a` is before `b` (IBA 9.7.2).
+pub fn psn_before(a: Sig, b: Sig) -> Sig {
+    (a - b).msb()
+}
+
+/// A stream alias that reads well in port lists.
+pub type InitialiseStream = Stream<Initialise>;

@@ -1,0 +1,1 @@
+//! Receive: parse > verify > check > place > complete > notify; respond and acknowledge branch at check.

@@ -1,0 +1,1 @@
+//! Transmit: doorbell > schedule > fetch > segment > gather > packetise.

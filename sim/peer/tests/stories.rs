@@ -75,6 +75,28 @@ fn a_lost_middle_packet_is_named_by_one_nak_and_only_it_and_its_followers_go_aga
 }
 
 #[test]
+fn a_second_gap_behind_the_first_gets_a_nak_of_its_own() {
+    let mut pair = plain();
+    pair.recv(1, 12 * 1024);
+    pair.send(1, pattern(12 * 1024));
+    pair.run_losing(Time::MAX, A, &[3, 15]);
+    assert_eq!(pair.answers(B), [(2, 0x60, 0), (4, 0x60, 0), (11, 0x1f, 1)]);
+    assert!(pair.now < 20 * DELAY, "no timeout was needed");
+}
+
+#[test]
+fn a_later_request_that_asks_for_an_ack_restarts_the_timer() {
+    let mut pair = plain();
+    let timeout = timeout_ns(14).expect("a timeout") * NANOSECOND;
+    pair.send(1, small(1));
+    pair.run(timeout / 2, &mut |_, _, _| vec![]);
+    pair.send(2, small(2));
+    pair.run(timeout + timeout / 2, &mut |_, _, _| vec![]);
+    let times: Vec<Time> = pair.seen.iter().map(|seen| seen.at).collect();
+    assert_eq!(times, [0, timeout / 2, timeout + timeout / 2, timeout + timeout / 2]);
+}
+
+#[test]
 fn a_lost_last_packet_comes_again_at_the_timeout_and_not_before() {
     let mut pair = plain();
     pair.recv(1, 16);
@@ -208,6 +230,66 @@ fn naks_behind_an_rnr_nak_do_not_end_the_wait_early() {
     pair.recv(1, 3000);
     pair.run_clean();
     assert_eq!(pair.ends(A), [(1, OK)]);
+}
+
+#[test]
+fn packets_behind_an_rnr_nak_are_dropped_in_silence() {
+    let mut pair = plain();
+    pair.send(1, pattern(3000));
+    pair.run(10 * DELAY, &mut |_, _, bytes| vec![(0, bytes)]);
+    assert_eq!(pair.answers(B), [(0, 0x2c, 0)]);
+    assert_eq!(pair.b.rejects(Reject::PsnOutOfSequenceRepeat), 2);
+}
+
+#[test]
+fn progress_gives_the_rnr_retries_back() {
+    let mut pair = Pair::connected(|_, params| params.rnr_retry = 1);
+    for wr_id in [1, 2] {
+        pair.send(wr_id, small(wr_id));
+        let until = pair.now + 10 * DELAY;
+        pair.run(until, &mut |_, _, bytes| vec![(0, bytes)]);
+        pair.recv(wr_id, 16);
+        pair.run_clean();
+    }
+    assert_eq!(pair.answers(B), [(0, 0x2c, 0), (0, 0x1f, 1), (1, 0x2c, 1), (1, 0x1f, 2)]);
+    assert_eq!(pair.ends(A), [(1, OK), (2, OK)]);
+}
+
+#[test]
+fn a_second_copy_of_an_rnr_nak_neither_costs_a_retry_nor_prolongs_the_wait() {
+    let mut pair = Pair::connected(|_, params| params.rnr_retry = 1);
+    pair.send(1, small(1));
+    pair.run(50 * DELAY, &mut |from, _, bytes| match from {
+        A => vec![(0, bytes)],
+        B => vec![(0, bytes.clone()), (20 * DELAY, bytes)],
+    });
+    assert_eq!(pair.a.rejects(Reject::ResponseStale), 1);
+    pair.recv(1, 16);
+    pair.run_clean();
+    assert_eq!(pair.seen[2].at, 2 * DELAY + rnr_ns(12) * NANOSECOND);
+    assert_eq!(pair.ends(A), [(1, OK)]);
+}
+
+#[test]
+fn an_ack_during_the_rnr_wait_ends_it() {
+    let mut pair = plain();
+    pair.recv(1, 16);
+    pair.send(1, small(1));
+    pair.send(2, small(2));
+    // The second request arrives once at once, finds no receive, and once more after one was posted.
+    let mut late = |from, number, bytes: Vec<u8>| match (from, number) {
+        (A, 2) => vec![(0, bytes.clone()), (20 * DELAY, bytes)],
+        _ => vec![(0, bytes)],
+    };
+    pair.run(10 * DELAY, &mut late);
+    assert_eq!(pair.answers(B), [(0, 0x1f, 1), (1, 0x2c, 1)]);
+    pair.recv(2, 16);
+    pair.recv(3, 16);
+    pair.run(30 * DELAY, &mut late);
+    assert_eq!(pair.ends(A), [(1, OK), (2, OK)]);
+    pair.send(3, small(3));
+    pair.run(40 * DELAY, &mut late);
+    assert_eq!(pair.ends(A), [(3, OK)]);
 }
 
 #[test]
@@ -443,7 +525,9 @@ fn what_is_not_for_this_connection_is_dropped_in_silence() {
     pair.recv(1, 64);
     let good = crafted(&pair, Opcode::RcSendOnly, 0, 8, |_| {});
     type Change = fn(&mut Packet);
-    let changes: [(Reject, Change); 13] = [
+    let changes: [(Reject, Change); 15] = [
+        (Reject::BadIpHeader, |p| p.ip.ihl = 6),
+        (Reject::BadIpHeader, |p| p.ip.fragment_offset = 1),
         (Reject::WrongDestinationMac, |p| p.ethernet.destination ^= 1),
         (Reject::NotRoce, |p| p.ethernet.ethertype = 0x86dd),
         (Reject::NotRoce, |p| p.udp.destination_port = 4790),
@@ -558,6 +642,18 @@ fn an_ack_is_asked_for_at_the_last_packet_at_the_interval_and_at_the_edge_of_the
     assert_eq!(asked(0, 128), [39]);
     assert_eq!(asked(0, 5), [4]);
     assert_eq!(asked(0, 40), [39]);
+}
+
+#[test]
+fn a_responder_may_acknowledge_unasked_at_its_own_interval() {
+    let mut pair = Pair::connected(|_, params| {
+        params.tuning.ack_req_interval = 0;
+        params.tuning.ack_interval = 4;
+    });
+    pair.recv(1, 10 * 1024);
+    pair.send(1, pattern(10 * 1024));
+    pair.run_clean();
+    assert_eq!(pair.answers(B), [(3, 0x1f, 0), (7, 0x1f, 0), (9, 0x1f, 1)]);
 }
 
 #[test]

@@ -43,11 +43,11 @@ impl RawTlp {
 pub struct Attributes {
     /// Traffic class, 0..=7.
     pub traffic_class: u8,
-    /// Relaxed ordering (Attr[1]).
+    /// Relaxed ordering (Attr bit 1).
     pub relaxed: bool,
-    /// No snoop (Attr[0]).
+    /// No snoop (Attr bit 0).
     pub no_snoop: bool,
-    /// ID-based ordering (Attr[2]).
+    /// ID-based ordering (Attr bit 2).
     pub id_ordered: bool,
     /// Poisoned data (EP).
     pub poisoned: bool,

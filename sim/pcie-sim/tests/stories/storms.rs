@@ -195,3 +195,14 @@ fn only_the_first_4096_violations_are_kept_and_all_are_counted() {
     d.rc.take_violations();
     assert_eq!(d.rc.violation_count(), 0);
 }
+
+#[test]
+fn a_root_complex_can_move_to_another_thread() {
+    let mut d = Desk::new(config(), 1);
+    let rc = std::thread::spawn(move || {
+        d.write(BASE, &[1]);
+        d.run_until_quiet();
+        d.rc
+    });
+    assert!(rc.join().unwrap().quiet());
+}

@@ -10,6 +10,7 @@
 pub mod config;
 pub mod flow;
 pub mod qp;
+pub mod table;
 pub mod mr;
 pub mod command;
 pub mod csr;

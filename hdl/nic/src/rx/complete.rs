@@ -123,7 +123,7 @@ impl Module for Complete {
         let done = merge("finished", c, &[&io.send, &io.receive]);
 
         // a created or destroyed CQ starts at zero: one flag per CQ, since commands do not wait
-        let mine = io.table.valid & io.table.table.eq(Table::Cq as u64);
+        let mine = io.table.valid & io.table.table.eq(Table::Cq as u64) & io.table.index.lt(c.cqs);
         let table = Memory::with_lanes("entries", c.cqs, 128, 64);
         let lanes = cat(&[io.table.word.eq(1), io.table.word.eq(0)]);
         table.write_lanes(mine, io.table.index.resize(bits), cat(&[io.table.data, io.table.data]), lanes);

@@ -96,7 +96,7 @@ impl Module for Notify {
         let c = &self.0;
         let bits = c.eq_bits();
         let events = merge("events", c, &[&io.completion, &io.asynchronous]);
-        let mine = io.table.valid & io.table.table.eq(Table::Eq as u64);
+        let mine = io.table.valid & io.table.table.eq(Table::Eq as u64) & io.table.index.lt(c.eqs);
         let table = Memory::with_lanes("entries", c.eqs, 128, 64);
         let lanes = cat(&[io.table.word.eq(1), io.table.word.eq(0)]);
         table.write_lanes(mine, io.table.index.resize(bits), cat(&[io.table.data, io.table.data]), lanes);

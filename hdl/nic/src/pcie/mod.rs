@@ -1,1 +1,5 @@
 //! The PCI Express side: TLPs in and out, reads, writes, BARs, MSI-X.
+
+pub mod read;
+pub mod transmit;
+pub mod write;

@@ -2,3 +2,4 @@
 
 pub mod fifo;
 pub mod async_fifo;
+pub mod crc;

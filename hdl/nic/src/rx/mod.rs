@@ -1,1 +1,4 @@
 //! Receive: parse > verify > check > place > complete > notify; respond and acknowledge branch at check.
+pub mod parse;
+pub mod verify;
+pub mod packet_buffer;

@@ -33,17 +33,17 @@ use hdl::{
 /// BTH MigReq. 0 as soft-RoCE sends it; ConnectX sends 1; receivers take either.
 const MIG_REQ: u64 = 0;
 /// Bytes before the BTH's extension headers: Ethernet, IPv4, UDP, BTH.
-const BASE: u32 = 14 + 20 + 8 + 12;
+pub(crate) const BASE: u32 = 14 + 20 + 8 + 12;
 /// Most header bytes: RETH and ImmDt.
-const MOST: u32 = BASE + 16 + 4;
+pub(crate) const MOST: u32 = BASE + 16 + 4;
 /// Bits of a position within a frame (8191 payload bytes and all headers).
 const POSITION: u32 = 14;
 /// First byte under the ICRC: the IPv4 header.
-const COVERED: u32 = 14;
+pub(crate) const COVERED: u32 = 14;
 /// Bytes that the ICRC takes as 0xFF (RoCE annex A17): ToS, TTL, IP checksum, UDP checksum, BTH byte 4.
-pub(crate) const MASKED: [u32; 7] = [15, 22, 24, 25, 40, 41, 46];
+const MASKED: [u32; 7] = [15, 22, 24, 25, 40, 41, 46];
 /// Register before the first covered byte: behind eight 0xFF for the absent local route header.
-pub(crate) const ICRC_START: u32 = 0xDEBB_20E3;
+const ICRC_START: u32 = 0xDEBB_20E3;
 /// Beats that leave together; at most four more are under way when `room` is seen.
 const BEATS: u32 = 16;
 
@@ -139,8 +139,28 @@ pub fn header_bytes(opcode: Sig) -> Sig {
         + cat(&[imm, low(), low()]).extend(7)
 }
 
+/// `data`, beat number `beat` of an IPv4 frame without VLAN, as the ICRC sees it: variable bytes as ones, bytes before
+/// the IP header as zeros (the register starts at [`icrc_start`] for that).
+pub fn icrc_view(beat: Sig, data: Sig, bytes: u32) -> Sig {
+    let at = |p: u32| beat.eq(u64::from(p / bytes));
+    let view: Vec<Sig> = (0..bytes)
+        .rev()
+        .map(|i| {
+            let ones: Vec<Sig> = MASKED.iter().filter(|p| *p % bytes == i).map(|p| at(*p)).collect();
+            let byte = data.byte(i) | any_of(&ones).repeat(8);
+            if i < COVERED % bytes { byte & (!at(COVERED)).repeat(8) } else { byte }
+        })
+        .collect();
+    cat(&view)
+}
+
+/// The ICRC register before the first covered beat, whose lanes before the IP header are zero.
+pub fn icrc_start(bytes: u32) -> Sig {
+    lit(32, u64::from(crc32_back(ICRC_START, (COVERED % bytes) as usize)))
+}
+
 /// The ones' complement sum of 16-bit words, folded once: 17 bits.
-fn sum16(words: &[Sig]) -> Sig {
+pub(crate) fn sum16(words: &[Sig]) -> Sig {
     let total = words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words");
     total.bits(0, 16).extend(17) + total.bits(16, 4).extend(17)
 }
@@ -356,21 +376,12 @@ impl Module for Packetise {
             })
             .collect();
         let merged = cat(&merged).named("merged");
-        let covered: Vec<Sig> = (0..bytes)
-            .rev()
-            .map(|i| {
-                let at = |p: u32| a_beat.eq(u64::from(p / bytes));
-                let ones: Vec<Sig> = MASKED.iter().filter(|p| *p % bytes == i).map(|p| at(*p)).collect();
-                let uncovered = if i < COVERED % bytes { at(COVERED) } else { low() };
-                let byte = merged.byte(i) | any_of(&ones).repeat(8);
-                byte & (!uncovered).repeat(8)
-            })
-            .collect();
+        let covered = icrc_view(a_beat, merged, bytes);
 
         // C: one full beat into the register; zero lanes behind the end are stepped back over in D
         let b_valid = delay_init("b_valid", a_valid);
         let b_data = delay("b_data", merged);
-        let b_covered = delay("b_covered", cat(&covered));
+        let b_covered = delay("b_covered", covered);
         let b_first = delay("b_first", a_beat.eq(u64::from(COVERED / bytes)));
         let b_counts = delay("b_counts", a_beat.ge(u64::from(COVERED / bytes)) & !a_behind);
         let pipe = |from: [Sig; 5], stage: &str| -> [Sig; 5] {
@@ -379,9 +390,8 @@ impl Module for Packetise {
         };
         let b = pipe([a_closing, a_behind, a_icrc_lane, a_last, a_bytes], "b");
         let register = reg("icrc_register", 32);
-        let start = lit(32, u64::from(crc32_back(ICRC_START, (COVERED % bytes) as usize)));
         when(b_valid & b_counts, || {
-            register.set(crc32_next(mux(b_first, start, register), b_covered, bytes));
+            register.set(crc32_next(mux(b_first, icrc_start(bytes), register), b_covered, bytes));
         });
 
         // D: the ICRC, low byte first; at the highest lane its second half opens the next beat

@@ -4,3 +4,4 @@ pub mod fifo;
 pub mod async_fifo;
 pub mod merge;
 pub mod pick;
+pub mod crc;

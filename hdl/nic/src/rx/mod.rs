@@ -2,3 +2,6 @@
 
 pub mod complete;
 pub mod notify;
+pub mod parse;
+pub mod verify;
+pub mod packet_buffer;

@@ -1,1 +1,2 @@
 //! Transmit: doorbell > schedule > fetch > segment > gather > packetise.
+pub mod packetise;

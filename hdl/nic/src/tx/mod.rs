@@ -4,4 +4,5 @@
 //! transmit side's own words stand still during it. Data leaves segment toward gather, responses leave it on a way of
 //! their own: an acknowledgement never waits for a payload read.
 
+pub mod fetch;
 pub mod segment;

@@ -1,1 +1,3 @@
 //! Receive: parse > verify > check > place > complete > notify; respond and acknowledge branch at check.
+
+pub mod check;

@@ -1,3 +1,4 @@
 //! Receive: parse > verify > check > place > complete > notify; respond and acknowledge branch at check.
 
 pub mod check;
+pub mod acknowledge;

@@ -5,3 +5,5 @@ pub mod notify;
 pub mod parse;
 pub mod verify;
 pub mod packet_buffer;
+pub mod check;
+pub mod acknowledge;

@@ -86,6 +86,10 @@ impl Config {
             completion_timeout_ticks: 5_000_000,
         }
     }
+    /// The configuration of that name.
+    pub fn by_name(name: &str) -> Option<Config> {
+        [Config::small()].into_iter().find(|c| c.name == name)
+    }
     /// Bits of a beat.
     pub fn data_bits(&self) -> u32 {
         self.data_bytes * 8

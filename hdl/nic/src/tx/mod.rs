@@ -1,5 +1,4 @@
 //! Transmit: doorbell > schedule > fetch > segment > gather > packetise.
-pub mod packetise;
 //!
 //! Every turn of a QP passes schedule, fetch and segment once and ends in segment; one turn per QP is under way, so the
 //! transmit side's own words stand still during it. Data leaves segment toward gather, responses leave it on a way of
@@ -12,3 +11,4 @@ pub mod packetise;
 pub mod schedule;
 pub mod fetch;
 pub mod segment;
+pub mod packetise;

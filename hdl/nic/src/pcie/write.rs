@@ -179,7 +179,7 @@ impl Module for Write {
         let fetch_word = reg("fetch_word", word_bits);
         let fetch_rest = reg("fetch_rest", 14 - lane_bits);
         let fetch_data = reg("fetch_data", 512);
-        let words = instance("words", &Fifo { depth: WORDS, width: c.data_bits() + 1 });
+        let words = instance("word_queue", &Fifo { depth: WORDS, width: c.data_bits() + 1 });
         let coming = reg_init("coming", 1, 0);
         let waiting = words.level + coming.extend(words.level.width());
         let fetches = (fetch_valid & waiting.lt(WORDS)).named("fetches");

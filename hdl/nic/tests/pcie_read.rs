@@ -323,13 +323,6 @@ impl Bench {
                 self.sim.poke(&format!("{name}_id"), r.id);
             }
         }
-        // whose turn it is depends on who asks: only now is it known
-        for (i, name) in ["gather", "fetch", "place", "command"].iter().enumerate() {
-            if !self.waiting[i].is_empty() && self.sim.peek(&format!("{name}_ready")) == 1 {
-                let r = self.waiting[i].pop_front().expect("not empty");
-                self.accepted.push((self.cycle, i, r.id));
-            }
-        }
         // completions: once offered, a beat stays
         if self.sending.is_none() && !self.hold && self.pick.below(10) < self.rc_of_10 {
             self.sending = self.next_tlp().map(|t| (t, 0));
@@ -349,6 +342,13 @@ impl Bench {
         }
         let ready = self.pick.below(10) < self.request_of_10;
         self.sim.poke("request_ready", u64::from(ready));
+        // whose turn it is depends on who asks: only now is it known (and every peek after a poke costs)
+        for (i, name) in ["gather", "fetch", "place", "command"].iter().enumerate() {
+            if !self.waiting[i].is_empty() && self.sim.peek(&format!("{name}_ready")) == 1 {
+                let r = self.waiting[i].pop_front().expect("not empty");
+                self.accepted.push((self.cycle, i, r.id));
+            }
+        }
         // what comes out
         if self.sim.peek("data_valid") == 1 {
             self.data_writes += 1;

@@ -15,10 +15,11 @@ pub fn lowest(requests: Sig) -> Sig {
     let half = n.next_power_of_two() / 2;
     let (low, high) = (requests.bits(0, half), requests.bits(half, n - half));
     let below = index_width(n) - 1;
+    let upper = !low.any() & high.any();
     if below == 0 {
-        return !low;
+        return upper;
     }
-    cat(&[!low.any(), mux(low.any(), lowest(low), lowest(high).resize(below))])
+    cat(&[upper, mux(low.any(), lowest(low), lowest(high).resize(below))])
 }
 
 /// Number of the first 1 in `requests` after number `last`, going round; 0 if there is none.

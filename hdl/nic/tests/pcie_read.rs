@@ -323,13 +323,6 @@ impl Bench {
                 self.sim.poke(&format!("{name}_id"), r.id);
             }
         }
-        // whose turn it is depends on who asks: only now is it known
-        for (i, name) in ["gather", "fetch", "place", "command"].iter().enumerate() {
-            if !self.waiting[i].is_empty() && self.sim.peek(&format!("{name}_ready")) == 1 {
-                let r = self.waiting[i].pop_front().expect("not empty");
-                self.accepted.push((self.cycle, i, r.id));
-            }
-        }
         // completions: once offered, a beat stays
         if self.sending.is_none() && !self.hold && self.pick.below(10) < self.rc_of_10 {
             self.sending = self.next_tlp().map(|t| (t, 0));
@@ -349,6 +342,13 @@ impl Bench {
         }
         let ready = self.pick.below(10) < self.request_of_10;
         self.sim.poke("request_ready", u64::from(ready));
+        // whose turn it is depends on who asks: only now is it known (and every peek after a poke costs)
+        for (i, name) in ["gather", "fetch", "place", "command"].iter().enumerate() {
+            if !self.waiting[i].is_empty() && self.sim.peek(&format!("{name}_ready")) == 1 {
+                let r = self.waiting[i].pop_front().expect("not empty");
+                self.accepted.push((self.cycle, i, r.id));
+            }
+        }
         // what comes out
         if self.sim.peek("data_valid") == 1 {
             self.data_writes += 1;
@@ -448,7 +448,7 @@ fn every_source_alignment_reaches_every_destination_alignment() {
                 let iova = (n % 2) * 0x7_0000_0000 + 0x1_0000 + (n % 7) * 0x1000 + 48 + source;
                 b.ask(req((n % 4) as usize, iova, length, n / 4 % 400 * 128 + lane, n / 4 % 1000));
                 n += 1;
-                if n % 64 == 0 {
+                if n.is_multiple_of(64) {
                     b.settle();
                 }
             }
@@ -475,8 +475,8 @@ fn a_completion_right_behind_another_of_its_tag_finds_what_the_first_left() {
 
 #[test]
 fn under_faults_of_every_kind_each_read_ends_once_and_fails_exactly_if_one_of_its_tlps_did() {
-    for seed in 21..=26u64 {
-        let mut b = Bench::new(Config { completion_timeout_ticks: 8000, ..Config::small() }, seed);
+    for seed in 21..=23u64 {
+        let mut b = Bench::new(Config { completion_timeout_ticks: 4000, ..Config::small() }, seed);
         b.bus(1, 64);
         // every boundary: so a second completion exists whenever there is a boundary
         b.split = Split::Every;
@@ -517,7 +517,7 @@ fn under_faults_of_every_kind_each_read_ends_once_and_fails_exactly_if_one_of_it
             assert_eq!(*f, failed.contains(id), "seed {seed} id {id}");
         }
         assert_eq!(b.dones.len(), 48, "seed {seed}");
-        b.run(16_500);
+        b.run(8_300);
         assert_eq!(b.sim.peek("tags_in_use"), 0, "seed {seed}");
         assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh), "seed {seed}");
         assert_eq!(b.sim.peek("room_data"), u64::from(b.c.cpld), "seed {seed}");
@@ -526,7 +526,7 @@ fn under_faults_of_every_kind_each_read_ends_once_and_fails_exactly_if_one_of_it
 
 #[test]
 fn random_reads_of_up_to_4096_bytes_come_back_whole_at_every_bus_setting() {
-    for seed in 1..=12u64 {
+    for seed in 1..=9u64 {
         let mut b = Bench::new(small(), seed);
         let (mrrs, rcb) =
             ([0, 1, 2, 5, 3, 7][seed as usize % 6].min(5), if seed % 2 == 0 { 64 } else { 128 });
@@ -534,7 +534,7 @@ fn random_reads_of_up_to_4096_bytes_come_back_whole_at_every_bus_setting() {
         b.split = [Split::Random, Split::Every, Split::Whole][seed as usize % 3];
         b.largest = [128, 256, 512][seed as usize / 3 % 3];
         let mut next = [0u64; 4];
-        for n in 0..60u64 {
+        for n in 0..24u64 {
             let client = b.pick.below(4) as usize;
             let length = match b.pick.below(4) {
                 0 => 1 + b.pick.below(64),
@@ -557,7 +557,7 @@ fn random_reads_of_up_to_4096_bytes_come_back_whole_at_every_bus_setting() {
             }
         }
         b.settle();
-        assert_eq!(b.outcomes(), vec![false; 60], "seed {seed}");
+        assert_eq!(b.outcomes(), vec![false; 24], "seed {seed}");
         assert!(b.counts.is_empty(), "seed {seed}: {:?}", b.counts);
         assert_eq!(b.sim.peek("tags_in_use"), 0);
         // all of the room came back
@@ -565,6 +565,18 @@ fn random_reads_of_up_to_4096_bytes_come_back_whole_at_every_bus_setting() {
         assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh), "seed {seed}");
         assert_eq!(b.sim.peek("room_data"), u64::from(b.c.cpld), "seed {seed}");
     }
+}
+
+#[test]
+fn the_wide_datapath_reads_the_same_bytes() {
+    let mut b = Bench::new(Config { name: "wide", data_bytes: 64, ..small() }, 41);
+    for n in 0..60u64 {
+        let (iova, length) = (0xffff_f000 + b.pick.below(8192), 1 + b.pick.below(1024));
+        let address = n / 4 * 1200 + b.pick.below(128);
+        b.ask(req(n as usize % 4, iova, length, address, n));
+    }
+    b.settle();
+    assert_eq!(b.outcomes(), vec![false; 60]);
 }
 
 #[test]

@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::flow::{Count, PcieConfig, READ_ADDRESS, READ_ID, ReadData, ReadDone, ReadRequest, TlpBeat};
 use crate::pcie::transmit::{MemoryRequest, block_mask, memory_header};
 use crate::prim::fifo::Fifo;
-use crate::prim::pick::{lowest, one_hot, round_robin};
+use crate::prim::pick::{from, lowest, one_hot, round_robin};
 use contract::Reject;
 use contract::pcie::{CompletionStatus, KIND_COMPLETION, TlpCompletionHeaderBits};
 use hdl::{
@@ -574,13 +574,15 @@ impl Module for Read {
             (cat(&[lay_data, lay_data]) << by).bits(c.data_bits(), c.data_bits())
         };
         let carry = reg("carry", c.data_bits());
-        let merged: Vec<Sig> =
-            (0..c.data_bytes).rev().map(|i| mux(lay_turn.gt(i), carry.byte(i), turned.byte(i))).collect();
+        let (turned_lanes, lead_lanes) = (from(c.data_bytes, lay_turn), from(c.data_bytes, lay_lead));
+        let merged: Vec<Sig> = (0..c.data_bytes)
+            .rev()
+            .map(|i| mux(turned_lanes.bit(i), turned.byte(i), carry.byte(i)))
+            .collect();
         let merged = cat(&merged);
         let lanes_of = |span: Sig, begun: Sig| {
-            let lanes: Vec<Sig> =
-                (0..c.data_bytes).rev().map(|i| span.gt(i) & (begun | lay_lead.le(i))).collect();
-            cat(&lanes)
+            let before: Vec<Sig> = (0..c.data_bytes).rev().map(|i| span.gt(i)).collect();
+            cat(&before) & (begun.repeat(c.data_bytes) | lead_lanes)
         };
         let lays = (lay_valid & go).named("lays");
         let writes = lays & lay_write & !(lay_first & lay_behind) & lay_span.any();

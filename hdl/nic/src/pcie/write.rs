@@ -18,8 +18,8 @@
 //! runs on across the TLPs of a write, so there is no bubble between them.
 //!
 //! Timing (64 bit, measured by the tests): first beat offered 6 clocks after the request is taken; one beat per clock
-//! within a write; writes of one beat back to back every 2 clocks, of n beats every n or n + 1. Back-pressure of
-//! `request` stops everything behind it, and loses nothing.
+//! within a write. Between writes there is no gap, or one clock if the last beat needed a word that it did not use up.
+//! Back-pressure of `request` stops everything behind it, and loses nothing.
 //!
 //! It never: crosses a 4 KiB boundary, enables a byte outside of the request, or looks at bus mastering (a TLP that may
 //! not leave is swallowed by `transmit`, so `written` still comes).
@@ -179,7 +179,7 @@ impl Module for Write {
         let fetch_word = reg("fetch_word", word_bits);
         let fetch_rest = reg("fetch_rest", 14 - lane_bits);
         let fetch_data = reg("fetch_data", 512);
-        let words = instance("words", &Fifo { depth: WORDS, width: c.data_bits() + 1 });
+        let words = instance("word_queue", &Fifo { depth: WORDS, width: c.data_bits() + 1 });
         let coming = reg_init("coming", 1, 0);
         let waiting = words.level + coming.extend(words.level.width());
         let fetches = (fetch_valid & waiting.lt(WORDS)).named("fetches");
@@ -286,12 +286,12 @@ impl Module for Write {
         let window = reg_init("window", 1, 0);
         let lower = reg("lower", c.data_bits());
         let lower_last = reg("lower_last", 1);
-        let inside = reg_init("inside", 1, 0);
+        let midway = reg_init("midway", 1, 0);
         let (span, offset) = (reg("span", 13), reg("offset", lane_bits));
         let upper = words.output.data.bits(0, c.data_bits());
         let upper_last = words.output.data.msb();
-        let span_now = mux(inside, span, piece.data.span).named("span_now");
-        let starts = piece.data.starts & !inside;
+        let span_now = mux(midway, span, piece.data.span).named("span_now");
+        let starts = piece.data.starts & !midway;
         let offset_now = mux(starts, piece.data.offset, offset).named("offset_now");
         let last_beat = span_now.le(c.data_bytes).named("last_beat");
         let used =
@@ -304,7 +304,7 @@ impl Module for Write {
             valid: piece.valid & (piece.data.empty | has_words),
             ready: wire("pack_ready", 1),
             data: Out {
-                beat: TlpBeat { header: piece.data.header, data: bits, first: !inside, last: last_beat },
+                beat: TlpBeat { header: piece.data.header, data: bits, first: !midway, last: last_beat },
                 tells: piece.data.tells & (last_beat | piece.data.empty),
                 empty: piece.data.empty,
             },
@@ -320,7 +320,7 @@ impl Module for Write {
         let gives_up = job_done & !lower_last;
         words.output.ready.set(refill | step | gives_up);
         when(beats, || {
-            inside.set(!last_beat);
+            midway.set(!last_beat);
             span.set(span_now - used.extend(13));
             offset.set(ahead.bits(0, lane_bits));
         });

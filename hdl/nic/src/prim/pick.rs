@@ -15,18 +15,18 @@ pub fn lowest(requests: Sig) -> Sig {
     let half = n.next_power_of_two() / 2;
     let (low, high) = (requests.bits(0, half), requests.bits(half, n - half));
     let below = index_width(n) - 1;
+    let upper = !low.any() & high.any();
     if below == 0 {
-        return !low;
+        return upper;
     }
-    cat(&[!low.any(), mux(low.any(), lowest(low), lowest(high).resize(below))])
+    cat(&[upper, mux(low.any(), lowest(low), lowest(high).resize(below))])
 }
 
 /// Number of the first 1 in `requests` after number `last`, going round; 0 if there is none.
 #[track_caller]
 pub fn round_robin(requests: Sig, last: Sig) -> Sig {
     let n = requests.width();
-    let after: Vec<Sig> = (0..n).rev().map(|i| last.extend(32).lt(i)).collect();
-    let after = requests & cat(&after);
+    let after = requests & cat(&[from(n, last).bits(0, n - 1), lit(1, 0)]);
     mux(after.any(), lowest(after), lowest(requests))
 }
 
@@ -34,4 +34,10 @@ pub fn round_robin(requests: Sig, last: Sig) -> Sig {
 #[track_caller]
 pub fn one_hot(n: u32, index: Sig, enable: Sig) -> Sig {
     enable.extend(n) << index
+}
+
+/// `n` bits, those numbered `start` and up set.
+#[track_caller]
+pub fn from(n: u32, start: Sig) -> Sig {
+    lit(1, 1).repeat(n) << start
 }

@@ -232,7 +232,8 @@ pub struct FrameBeat {
     pub data: Sig,
     /// The last beat.
     pub last: Sig,
-    /// Bytes valid in the last beat, 1..=data_bytes (other beats are full).
+    /// Bytes valid in the last beat, 1..=data_bytes (other beats are full). From the mac also 0: it had no room, the
+    /// frame ends short, or nothing of it is there.
     #[shape(c.lane_bits() + 1)]
     pub bytes: Sig,
     /// In the last beat from the mac: FCS wrong or the line reported an error.

@@ -16,6 +16,8 @@ enum Input {
 /// The stage with its memories: every QP has its own path, the buffer holds what is put there.
 struct Rig {
     sim: Interpreter,
+    /// Bytes of a beat.
+    width: usize,
     paths: HashMap<u64, Bits>,
     addresses: HashMap<u64, Bits>,
     buffer: Vec<u8>,
@@ -34,8 +36,8 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Rig {
-        let config = Config::small();
+    fn new(data_bytes: u32) -> Rig {
+        let config = Config { data_bytes, ..Config::small() };
         let design = elaborate(&Packetise(config.clone())).unwrap();
         let mut sim = Interpreter::new(&design);
         sim.poke("reset", 1);
@@ -43,6 +45,7 @@ impl Rig {
         sim.poke("reset", 0);
         Rig {
             sim,
+            width: data_bytes as usize,
             paths: HashMap::new(),
             addresses: HashMap::new(),
             buffer: vec![0xEE; config.transmit_buffer_bytes as usize],
@@ -77,9 +80,9 @@ impl Rig {
     }
     /// Puts the payload where gather would and queues the packet.
     fn send(&mut self, qp: usize, said: &Said) {
-        let lane = header_bytes(said.opcode) % 8;
+        let lane = header_bytes(said.opcode) % self.width;
         let size = self.buffer.len();
-        let address = (self.write.next_multiple_of(8) + lane) % size;
+        let address = (self.write.next_multiple_of(self.width) + lane) % size;
         for (i, byte) in said.payload.iter().enumerate() {
             self.buffer[(address + i) % size] = *byte;
         }
@@ -135,9 +138,9 @@ impl Rig {
         if ready && self.sim.peek("frame_valid") == 1 {
             let n = self.sim.peek("frame_bytes") as usize;
             let last = self.sim.peek("frame_last") == 1;
-            assert!(last && (1..=8).contains(&n) || n == 8, "a beat of {n} bytes, last {last}");
+            assert!(last && (1..=self.width).contains(&n) || n == self.width, "a beat of {n} bytes, last {last}");
             assert_eq!(self.sim.peek("frame_error"), 0);
-            let data = self.sim.peek("frame_data").to_le_bytes();
+            let data = self.sim.peek_bits("frame_data").to_bytes();
             let began = *self.began.get_or_insert(self.now);
             self.out.extend(&data[..n]);
             if last {
@@ -159,15 +162,15 @@ impl Rig {
             self.counted_bytes += self.sim.peek("frame_length") as usize;
         }
         let qp = self.sim.peek("line_qp");
-        let address = self.sim.peek("buffer_address") as usize * 8;
+        let address = self.sim.peek("buffer_address") as usize * self.width;
         self.sim.clock();
         let none = Bits::zero(256);
         let path = self.paths.get(&qp).unwrap_or(&none).clone();
         let addresses = self.addresses.get(&qp).unwrap_or(&none).clone();
         self.sim.poke_bits("path_word", &path);
         self.sim.poke_bits("addresses_word", &addresses);
-        let word = u64::from_le_bytes(self.buffer[address..address + 8].try_into().unwrap());
-        self.sim.poke("buffer_word", word);
+        let word = Bits::from_bytes(self.width as u32 * 8, &self.buffer[address..address + self.width]);
+        self.sim.poke_bits("buffer_word", &word);
         self.now += 1;
     }
     fn run_until(&mut self, frames: usize, mut ready: impl FnMut() -> bool) {
@@ -192,7 +195,7 @@ fn buildable(frame: &[u8]) -> bool {
 
 #[test]
 fn every_captured_packet_is_rebuilt_byte_for_byte_from_its_fields() {
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(8);
     let frames: Vec<_> = golden().into_iter().filter(|(_, f)| buildable(f)).collect();
     let mut seen = std::collections::BTreeSet::new();
     for (n, (name, frame)) in frames.iter().enumerate() {
@@ -248,9 +251,9 @@ fn random(pick: &mut Choices, opcode: u8, length: usize) -> Said {
 
 #[test]
 fn packets_of_every_small_length_and_of_both_ends_of_the_mtu_follow_each_other_without_a_gap() {
-    for (seed, stutter) in [(11, false), (12, true)] {
+    for (seed, width, stutter) in [(11, 8, false), (12, 8, true), (13, 64, false), (14, 64, true)] {
         let mut pick = Choices(seed);
-        let mut rig = Rig::new();
+        let mut rig = Rig::new(width);
         let lengths: Vec<usize> =
             (0..40).chain([255, 256, 1023, 1024, 1025, 4093, 4094, 4095, 4096]).collect();
         let mut expected = vec![];
@@ -271,9 +274,10 @@ fn packets_of_every_small_length_and_of_both_ends_of_the_mtu_follow_each_other_w
             assert_eq!(rig.frames[i].0, *e, "seed {seed}, frame {i}");
             let (_, first, last) = rig.frames[i];
             if !stutter {
-                assert_eq!(last - first + 1, e.len().div_ceil(8), "one beat per clock within frame {i}");
+                assert_eq!(last - first + 1, e.len().div_ceil(rig.width), "one beat per clock within frame {i}");
                 if i % 4 > 0 {
-                    assert_eq!(first, rig.frames[i - 1].2 + 1, "no clock between frames {} and {i}", i - 1);
+                    let (_, before, end) = rig.frames[i - 1];
+                    assert_eq!(first, (end + 1).max(before + 4), "no clock lost before frame {i}");
                 }
             }
         }
@@ -284,7 +288,7 @@ fn packets_of_every_small_length_and_of_both_ends_of_the_mtu_follow_each_other_w
 #[test]
 fn acknowledgements_pass_data_and_the_fence_passes_nothing() {
     let mut pick = Choices(21);
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(8);
     let data: Vec<Said> = (0..3).map(|_| random(&mut pick, 7, 1024)).collect();
     let ack = random(&mut pick, 0x11, 0);
     for (qp, said) in data.iter().enumerate() {
@@ -312,9 +316,62 @@ fn acknowledgements_pass_data_and_the_fence_passes_nothing() {
 }
 
 #[test]
+fn any_interleaving_of_data_acknowledgements_and_fences_keeps_each_in_order() {
+    for (seed, width) in [(41, 8), (42, 64)] {
+        let mut pick = Choices(seed);
+        let mut rig = Rig::new(width);
+        let (mut data, mut control, mut fences) = (VecDeque::new(), VecDeque::new(), 0);
+        for n in 0..120usize {
+            let qp = n % 64;
+            match pick.below(8) {
+                0 => {
+                    rig.data.push_back((qp, Input::Fence, 0));
+                    fences += 1;
+                }
+                1..4 => {
+                    let said = random(&mut pick, 0x11, 0);
+                    rig.path(qp, &said);
+                    rig.control.push_back((qp, said.clone()));
+                    control.push_back(said);
+                }
+                _ => {
+                    let (opcode, length) = (pick.below(12) as u8, pick.below(300) as usize);
+                    let said = random(&mut pick, opcode, length);
+                    rig.path(qp, &said);
+                    rig.send(qp, &said);
+                    data.push_back(said);
+                }
+            }
+            for _ in 0..pick.below(60) {
+                let ready = pick.below(4) > 0;
+                rig.clock(ready);
+            }
+        }
+        let (requests, acknowledgements) = (data.len(), control.len());
+        rig.run_until(requests + acknowledgements, || true);
+        for (i, (frame, _, _)) in rig.frames.iter().enumerate() {
+            let queue = if frame[42] == 0x11 { &mut control } else { &mut data };
+            let said = queue.pop_front().expect("as many as were sent");
+            assert_eq!(*frame, build(&said, i as u16), "seed {seed}, frame {i}");
+        }
+        assert_eq!((rig.sent.len(), rig.fences.len()), (requests, fences), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_first_beat_comes_nine_clocks_after_the_packet() {
+    let mut rig = Rig::new(8);
+    let said = random(&mut Choices(51), 0x11, 0);
+    rig.path(0, &said);
+    rig.control.push_back((0, said));
+    rig.run_until(1, || true);
+    assert_eq!(rig.frames[0].1, 9);
+}
+
+#[test]
 fn a_mac_that_takes_nothing_stops_the_stage_without_loss() {
     let mut pick = Choices(31);
-    let mut rig = Rig::new();
+    let mut rig = Rig::new(8);
     let said = random(&mut pick, 4, 2000);
     rig.path(0, &said);
     rig.send(0, &said);

@@ -9,8 +9,8 @@
 //! buffer (`data`), and the fence token, which is reported by `fence_done` once every packet before it is out. Out:
 //! Ethernet | IPv4 | UDP | BTH | RETH or AETH | ImmDt | payload | pad | ICRC, without FCS and without padding to 60
 //! bytes. One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
-//! it, so back-to-back frames of 5 beats and more have no gap (a shorter one follows 5 clocks after the one before).
-//! From accept to first beat: 8 clocks. A beat is read only when room for it is held, so nothing behind the read ever
+//! it and takes 4 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 4
+//! clocks. From accept to the first beat: 9 clocks. A beat is read only when room for it is held, so nothing behind the read ever
 //! stalls. Never splits a frame, never reads the buffer after `sent`.
 //!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.

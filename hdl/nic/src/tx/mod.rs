@@ -11,3 +11,5 @@
 pub mod schedule;
 pub mod fetch;
 pub mod segment;
+pub mod gather;
+pub mod transmit_buffer;

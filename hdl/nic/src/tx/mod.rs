@@ -8,6 +8,7 @@
 //! goes round: 3 clocks in schedule, 3 in fetch, 3 in segment). The smallest RoCE frame with payload lasts 11 beats of 8
 //! bytes.
 
+pub mod doorbell;
 pub mod schedule;
 pub mod fetch;
 pub mod segment;

@@ -8,7 +8,10 @@
 //! goes round: 3 clocks in schedule, 3 in fetch, 3 in segment). The smallest RoCE frame with payload lasts 11 beats of 8
 //! bytes.
 
+pub mod doorbell;
 pub mod schedule;
 pub mod fetch;
 pub mod segment;
 pub mod packetise;
+pub mod gather;
+pub mod transmit_buffer;

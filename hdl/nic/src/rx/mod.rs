@@ -2,3 +2,5 @@
 
 pub mod check;
 pub mod acknowledge;
+pub mod receive_wqes;
+pub mod place;

@@ -7,3 +7,5 @@ pub mod verify;
 pub mod packet_buffer;
 pub mod check;
 pub mod acknowledge;
+pub mod receive_wqes;
+pub mod place;

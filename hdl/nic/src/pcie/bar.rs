@@ -121,7 +121,7 @@ impl Module for Bar {
         // message TLPs (type 10xxx) are posted whether or not they carry data
         let posted = (has_data & memory) | header.kind.bits(3, 2).eq(0b10);
 
-        let bar = reg("bar", 3);
+        let bar = reg("which_bar", 3);
         let writing = reg("writing", 1);
         let saved = reg("header", 128);
         let saved_header = TlpMemoryHeaderBits::unpack(saved);

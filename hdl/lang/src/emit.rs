@@ -396,7 +396,9 @@ impl<'a> Emitter<'a> {
             writeln!(out, "// {line}").expect("string");
         }
         writeln!(out, "module {} (\n{}\n);", m.name, ports.join(",\n")).expect("string");
-        for (name, width, code) in &m.constants {
+        // a variant that labels no arm (tests of it print its code) would be an unused parameter
+        let text = [&comb, &sequential].map(|t| t.to_string()).concat();
+        for (name, width, code) in m.constants.iter().filter(|c| text.contains(&format!(" {}:", c.0))) {
             writeln!(out, "  localparam logic {}{name} = {width}'d{code};", range(*width)).expect("string");
         }
         writeln!(out, "{declared}{}{instances}{comb}{sequential}{properties}endmodule", self.wires)

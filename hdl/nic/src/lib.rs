@@ -19,5 +19,6 @@ pub mod rx;
 pub mod pcie;
 pub mod mac;
 pub mod prim;
+pub mod nic;
 
 pub use config::Config;

@@ -48,7 +48,9 @@ impl Ports for LinesIo {
         LinesIo {
             write: ports.input("write", &()),
             address: (0..c.readers).map(|i| ports.input(&format!("address_{i}"), &bits.into())).collect(),
-            word: (0..c.readers).map(|i| ports.output(&format!("word_{i}"), &(c.words * 64).into())).collect(),
+            word: (0..c.readers)
+                .map(|i| ports.output(&format!("word_{i}"), &(c.words * 64).into()))
+                .collect(),
         }
     }
 }
@@ -59,7 +61,10 @@ impl Module for Lines {
         format!("lines_{}_{}r{}", self.name, self.depth, self.readers)
     }
     fn doc(&self) -> String {
-        format!("Table lines `{}`: written by command, {} readers, one clock of latency.", self.name, self.readers)
+        format!(
+            "Table lines `{}`: written by command, {} readers, one clock of latency.",
+            self.name, self.readers
+        )
     }
     fn body(&self, io: &LinesIo) {
         let memory = Memory::with_lanes("entries", self.depth, self.words * 64, 64);

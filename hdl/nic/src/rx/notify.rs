@@ -5,7 +5,7 @@
 //! arming an EQ that holds unconsumed entries fires at once. A full EQ drops the event, counted.
 
 use crate::config::Config;
-use crate::flow::{Count, Event, SmallWrite, Table, TableWrite};
+use crate::flow::{Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};
 use crate::prim::merge::merge;
 use contract::Reject;
 use contract::context::EqEntryBits;
@@ -43,8 +43,8 @@ pub struct NotifyIo {
     #[sink(c.0.clone())]
     pub asynchronous: Stream<Event>,
     /// EQ doorbells (page 0 only: checked by doorbell).
-    #[sink(64)]
-    pub doorbell: Stream<Sig>,
+    #[sink(c.0.clone())]
+    pub doorbell: Stream<QueueDoorbell>,
     /// EQ table.
     #[input]
     pub table: TableWrite,
@@ -152,8 +152,8 @@ impl Module for Notify {
                 })
                 .elif(io.doorbell.valid, || {
                     io.doorbell.ready.set(high());
-                    knock.set(io.doorbell.data);
-                    eq.set(EqDoorbellBits::unpack(io.doorbell.data).eqn.resize(bits));
+                    knock.set(io.doorbell.data.data);
+                    eq.set(EqDoorbellBits::unpack(io.doorbell.data.data).eqn.resize(bits));
                     job.set(Job::Doorbell);
                     phase.set(Phase::Look);
                 })

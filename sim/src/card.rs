@@ -165,6 +165,8 @@ struct Pins {
     bus_master: Input,
     msix_enable: Input,
     msix_mask: Input,
+    factory_mac: Input,
+    factory_mtu: Input,
     quiet: Output,
     next_due: Output,
     now_load: Input,
@@ -179,6 +181,18 @@ pub struct CardModel {
 }
 
 impl CardModel {
+    /// The card of `Config::small`: elaborated, and built unless the cache has it. `progress` is told what is done.
+    ///
+    /// # Errors
+    /// The RTL is refused, or a tool is missing or fails.
+    pub fn small(waves: bool, progress: Option<&(dyn Fn(verilated::Progress) + Sync)>) -> Result<Self, Error> {
+        let design = hdl::elaborate(&nic::nic::Nic(nic::Config::small()))
+            .map_err(|error| Error::Rtl(error.to_string()))?;
+        let verilog = design.verilog(hdl::Style { sources: false });
+        let source = verilated::Source { trace: waves, progress, ..verilated::Source::new(design.top(), &verilog) };
+        Self::new(Model::build(&source)?)
+    }
+
     /// Finds the pins.
     ///
     /// # Errors
@@ -236,6 +250,8 @@ impl CardModel {
             bus_master: input("pcie_bus_master", 1)?,
             msix_enable: input("pcie_msix_enable", 1)?,
             msix_mask: input("pcie_msix_mask", 1)?,
+            factory_mac: input("factory_mac", 48)?,
+            factory_mtu: input("factory_mtu", 16)?,
             quiet: output("quiet", 1)?,
             next_due: output("next_due", 64)?,
             now_load: input("now_load", 1)?,
@@ -430,6 +446,9 @@ impl Card {
         for pin in [pins.reset, pins.tx_reset, pins.rx_reset, pins.rq.ready, pins.cc.ready] {
             top.set(pin, 1);
         }
+        let mac = card.config.mac.iter().fold(0, |mac, byte| mac << 8 | u64::from(*byte));
+        top.set(pins.factory_mac, mac);
+        top.set(pins.factory_mtu, card.config.mtu.into());
         top.set(pins.rxd, xgmii::IDLE.0);
         top.set(pins.rxc, u64::from(xgmii::IDLE.1));
         card.drive_sideband();

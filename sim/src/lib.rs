@@ -6,11 +6,14 @@
 //!
 //! Everything here is sans-IO and runs in simulated time.
 
+pub mod backend;
 pub mod capture;
 pub mod card;
 mod error;
+pub mod function;
 pub mod memory;
 pub mod room;
+pub mod story;
 pub mod wire;
 
 pub use error::Error;

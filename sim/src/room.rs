@@ -16,9 +16,10 @@ use crate::{
     Error,
     capture::Capture,
     card::{CORE_PERIOD, Card, CardConfig, CardModel, LINE_PERIOD, Violation},
+    function::Function,
     wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, line_time},
 };
-use pcie_sim::{Iommu, RootComplex, Time, TlpRecord};
+use pcie_sim::{Iommu, RootComplex, Time, TlpRecord, config::Enumeration};
 use peer::Endpoint;
 use std::{
     collections::VecDeque,
@@ -101,6 +102,7 @@ pub struct Room {
     logs: Vec<Option<TlpLog>>,
     sights: Option<Vec<Sight>>,
     seed: u64,
+    pub(crate) functions: Vec<Function>,
 }
 
 impl Room {
@@ -120,6 +122,7 @@ impl Room {
             .map(|(i, card)| Card::new(model, card, seed.wrapping_add(i as u64)))
             .collect::<Result<_, _>>()?;
         let logs = cards.iter().map(|_| None).collect();
+        let functions = cards.iter().map(|_| Function::default()).collect();
         Ok(Self {
             cards,
             peer: None,
@@ -132,10 +135,11 @@ impl Room {
             logs,
             sights: None,
             seed,
+            functions,
         })
     }
 
-    /// Runs until every card is out of its reset.
+    /// Runs until every card is out of its reset, then plays firmware: BARs, sizes, memory space on.
     ///
     /// # Errors
     /// A card is not quiet in a million clocks, or its model stopped.
@@ -147,6 +151,9 @@ impl Room {
             {
                 return Err(Error::NeverQuiet { card: card.config().name.clone(), clocks });
             }
+        }
+        for card in 0..self.cards.len() {
+            self.host(card, |root, now| root.enumerate(now, &Enumeration::default()));
         }
         Ok(())
     }

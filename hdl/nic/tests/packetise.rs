@@ -138,7 +138,10 @@ impl Rig {
         if ready && self.sim.peek("frame_valid") == 1 {
             let n = self.sim.peek("frame_bytes") as usize;
             let last = self.sim.peek("frame_last") == 1;
-            assert!(last && (1..=self.width).contains(&n) || n == self.width, "a beat of {n} bytes, last {last}");
+            assert!(
+                last && (1..=self.width).contains(&n) || n == self.width,
+                "a beat of {n} bytes, last {last}"
+            );
             assert_eq!(self.sim.peek("frame_error"), 0);
             let data = self.sim.peek_bits("frame_data").to_bytes();
             let began = *self.began.get_or_insert(self.now);
@@ -274,7 +277,11 @@ fn packets_of_every_small_length_and_of_both_ends_of_the_mtu_follow_each_other_w
             assert_eq!(rig.frames[i].0, *e, "seed {seed}, frame {i}");
             let (_, first, last) = rig.frames[i];
             if !stutter {
-                assert_eq!(last - first + 1, e.len().div_ceil(rig.width), "one beat per clock within frame {i}");
+                assert_eq!(
+                    last - first + 1,
+                    e.len().div_ceil(rig.width),
+                    "one beat per clock within frame {i}"
+                );
                 if i % 4 > 0 {
                     let (_, before, end) = rig.frames[i - 1];
                     assert_eq!(first, (end + 1).max(before + 4), "no clock lost before frame {i}");
@@ -386,4 +393,5 @@ fn a_mac_that_takes_nothing_stops_the_stage_without_loss() {
 #[test]
 fn the_emitted_verilog_is_clean() {
     lint(&elaborate(&Packetise(Config::small())).unwrap());
+    lint(&elaborate(&Packetise(Config { name: "wide", data_bytes: 64, ..Config::small() })).unwrap());
 }

@@ -19,7 +19,7 @@ use crate::flow::{Count, FrameBeat, Headers};
 use crate::prim::fifo::Fifo;
 use crate::rx::parse::Parse;
 use crate::rx::verify::{Verify, ipv4_gid};
-use crate::tx::packetise::BASE;
+use crate::tx::packetise::{BASE, at_least};
 use contract::Reject;
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, mux,
@@ -142,7 +142,7 @@ impl Module for PacketBuffer {
         let store = late("store", parse.store);
         let data = late("store_data", parse.store_data);
         let last = late("store_last", parse.store_last);
-        let wanted = late("wanted", parse.store & parse.store_number.ge(u64::from(skip)));
+        let wanted = late("wanted", parse.store & at_least(parse.store_number, skip));
         let accept = hdl::wire("accept", 1);
         let at = mux(verify.done & !accept, start, tail).named("store_at");
         let full = (at - head).eq(u64::from(words)).named("full");

@@ -11,7 +11,7 @@
 use crate::config::Config;
 use crate::flow::FrameBeat;
 use crate::prim::crc::residues;
-use crate::tx::packetise::{BASE, COVERED, MOST, icrc_start, icrc_view};
+use crate::tx::packetise::{BASE, COVERED, MOST, at_least, icrc_start, icrc_view};
 use hdl::{
     Bundle, Module, Ports, Sig, cat, crc32_next, delay, delay_init, lit, mux, reg, reg_init, select, when,
 };
@@ -113,11 +113,13 @@ impl Module for Parse {
         let valid_2 = delay_init("valid_2", valid_1);
         let two = stage("two", one);
         let at = COVERED + 2;
-        let length_beat = u64::from(at / bytes);
+        let length_beat = at / bytes;
         let total_length = cat(&[one[1].byte(at % bytes), one[1].byte(at % bytes + 1)]).extend(17);
         let end_kept = reg("icrc_end", 17);
-        when(valid_1 & one[0].eq(length_beat), || end_kept.set(total_length + u64::from(COVERED) - 1));
-        let early = two[0].lt(length_beat);
+        when(valid_1 & one[0].eq(u64::from(length_beat)), || {
+            end_kept.set(total_length + u64::from(COVERED) - 1)
+        });
+        let early = !at_least(two[0], length_beat);
         let end_beat = end_kept.bits(lanes, beat);
         // a datagram of 65522 bytes and more never ends here; it is oversize
         let closing = !early & two[0].eq(end_beat) & !end_kept.msb();
@@ -137,7 +139,7 @@ impl Module for Parse {
         let three = stage("three", two);
         let covered = delay("covered", cat(&inside));
         let starts = delay("icrc_starts", two[0].eq(u64::from(COVERED / bytes)));
-        let counts = delay("icrc_counts", two[0].ge(u64::from(COVERED / bytes)) & !behind);
+        let counts = delay("icrc_counts", at_least(two[0], COVERED / bytes) & !behind);
         let closes = delay("icrc_closes", closing);
         let closes_at = delay("icrc_closes_at", end_lane.extend(lanes + 1) + 1);
         let register = reg("icrc_register", 32);

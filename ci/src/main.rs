@@ -16,6 +16,7 @@ mod fresh;
 mod generate;
 mod install;
 mod list;
+mod mutants;
 mod run;
 mod step;
 mod story;
@@ -53,6 +54,7 @@ pub const TASKS: &[Task] = &[
     captures::TASK,
     tools::TASK,
     synth::TASK,
+    mutants::TASK,
     fresh::TASK,
 ];
 

@@ -1,1 +1,4 @@
 //! The simulated machine room: clock, cards, wires, stories, vfio-user server, captures
+
+pub mod capture;
+pub mod wire;

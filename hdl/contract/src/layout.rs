@@ -320,7 +320,7 @@ macro_rules! structure_bits {
         $($(#[doc = $fdoc:literal])* $field:ident [$width:literal] [$hole:expr];)*
     }) => {
         #[doc = concat!("[`", stringify!($Name), "`] as signals; the packed signal is the structure as one integer.")]
-        #[derive(Clone, Copy)]
+        #[derive(Debug, Clone, Copy)]
         pub struct $Bits {
             $($(#[doc = $fdoc])* pub $field: $crate::hdl::Sig,)*
         }
@@ -330,6 +330,7 @@ macro_rules! structure_bits {
             pub const BITS: u32 = $bytes * 8;
 
             /// Cuts a packed signal, which must be [`Self::BITS`] wide, into its fields.
+            #[track_caller]
             pub fn unpack(packed: $crate::hdl::Sig) -> Self {
                 assert_eq!(
                     packed.width(),
@@ -343,6 +344,7 @@ macro_rules! structure_bits {
             }
 
             /// One signal, [`Self::BITS`] wide; holes are zero.
+            #[track_caller]
             pub fn pack(&self) -> $crate::hdl::Sig {
                 let mut parts = $crate::alloc::vec::Vec::new();
                 $(
@@ -358,8 +360,27 @@ macro_rules! structure_bits {
             }
 
             /// Every field zero.
+            #[track_caller]
             pub fn zero() -> Self {
                 Self { $($field: $crate::hdl::lit($width, 0),)* }
+            }
+        }
+
+        /// Ports, wires, registers and streams of this structure; `to_bits` and `from_bits` leave the holes out.
+        impl $crate::hdl::Bundle for $Bits {
+            type Shape = ();
+
+            #[track_caller]
+            fn build(_: &(), name: &str, make: &mut dyn FnMut(&str, u32) -> $crate::hdl::Sig) -> Self {
+                let mut field = |field: &str, width| match name {
+                    "" => make(field, width),
+                    _ => make(&$crate::alloc::format!("{name}_{field}"), width),
+                };
+                Self { $($field: field(stringify!($field), $width),)* }
+            }
+
+            fn signals(&self) -> $crate::alloc::vec::Vec<$crate::hdl::Sig> {
+                $crate::alloc::vec![$(self.$field),*]
             }
         }
     };

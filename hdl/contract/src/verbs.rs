@@ -7,7 +7,7 @@
 use crate::codes;
 
 codes! {
-    /// Work request opcode (`ibv_wr_opcode`), in [`crate::SendWqe`].
+    /// Work request opcode (`ibv_wr_opcode`), in `SendWqe`.
     enum WrOpcode {
         /// Write to remote memory.
         RdmaWrite = 0,
@@ -31,7 +31,7 @@ codes! {
 }
 
 codes! {
-    /// Completed operation (`ibv_wc_opcode`), in [`crate::Cqe`]; bit 7 marks the receive side.
+    /// Completed operation (`ibv_wc_opcode`), in `Cqe`; bit 7 marks the receive side.
     enum WcOpcode {
         /// A SEND, with or without immediate or invalidate.
         Send = 0,
@@ -51,7 +51,7 @@ codes! {
 }
 
 codes! {
-    /// Completion status (`ibv_wc_status`), in [`crate::Cqe`].
+    /// Completion status (`ibv_wc_status`), in `Cqe`.
     enum WcStatus {
         /// Done.
         Success = 0,
@@ -105,7 +105,7 @@ codes! {
 }
 
 codes! {
-    /// Asynchronous event (`ibv_event_type`), in [`crate::Eqe`].
+    /// Asynchronous event (`ibv_event_type`), in `Eqe`.
     enum AsyncEvent {
         /// A CQ overflowed.
         CqErr = 0,

@@ -10,11 +10,15 @@
 pub mod config;
 pub mod flow;
 pub mod qp;
+pub mod table;
 pub mod mr;
+pub mod command;
+pub mod csr;
 pub mod tx;
 pub mod rx;
 pub mod pcie;
 pub mod mac;
 pub mod prim;
+pub mod nic;
 
 pub use config::Config;

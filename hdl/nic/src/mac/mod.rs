@@ -50,6 +50,9 @@ pub struct MacIo {
     /// Frames received, with FCS (core clock).
     #[source(c.0.clone())]
     pub receive: Stream<FrameBeat>,
+    /// Every frame that entered `transmit` has started on the line.
+    #[output]
+    pub idle: Sig,
     /// XGMII transmit data (transmit clock).
     #[output(64)]
     pub xgmii_txd: Sig,
@@ -96,6 +99,9 @@ impl Module for Mac {
             entered.set(entered + 1);
             entered_gray.set(gray(entered + 1));
         });
+        let started_gray = tx.within(|| reg_init("frames_started_gray", count, 0));
+        let started_seen = binary(synchronise("frames_started_seen", started_gray));
+        io.idle.set(entered.eq(started_seen) & !io.transmit.valid);
         let transmit = tx.within(|| {
             let seen = synchronise("frames_seen", entered_gray);
             // two clocks later than the FIFO's own pointer, so that the last beat is in sight when its frame counts
@@ -104,7 +110,10 @@ impl Module for Mac {
             let started = reg_init("frames_started", count, 0);
             let transmit = instance("transmitter", &transmit::Transmit(c.clone()));
             transmit.whole.set(seen.ne(started));
-            when(transmit.started, || started.set(started + 1));
+            when(transmit.started, || {
+                started.set(started + 1);
+                started_gray.set(gray(started + 1));
+            });
             transmit
         });
         transmit.frame.valid.set(fifo.output.valid);

@@ -2,4 +2,6 @@
 
 pub mod fifo;
 pub mod async_fifo;
+pub mod merge;
+pub mod pick;
 pub mod crc;

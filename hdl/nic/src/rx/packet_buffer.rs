@@ -81,6 +81,9 @@ pub struct PacketBufferIo {
     /// With it: its bytes without FCS.
     #[output(16)]
     pub frame_length: Sig,
+    /// No packet is held and no frame is coming in.
+    #[output]
+    pub idle: Sig,
 }
 
 /// Headers as stored: IPv4 addresses alone. IPv6 will store them whole.
@@ -196,6 +199,7 @@ impl Module for PacketBuffer {
         io.headers.data.assign(&widen(c, queue.output.data));
         queue.output.ready.set(io.headers.ready);
 
+        io.idle.set(newest.eq(oldest) & tail.eq(start) & !io.frame.valid & !verify.done);
         io.reject.valid.set(verify.done & !accept);
         io.reject.index.set(mux(verify.good, u64::from(Reject::BufferFull.code()), verify.reject));
         io.frame_count.set(verify.done & verify.intact);

@@ -1,0 +1,559 @@
+//! BAR accesses, registers, MSI-X, completion and event queues, commands: each block by the interpreter.
+
+use contract::command::{CommandEntry, CommandResponse};
+use contract::context::{CqEntry, EqEntry, QpContext};
+use contract::doorbell::{CqDoorbell, EqDoorbell};
+use contract::register as r;
+use contract::ring::{Cqe, Eqe};
+use contract::{CommandOpcode, CommandStatus, QpState, Reject, StageCounter};
+use hdl::{Bits, Interpreter, elaborate};
+use nic::Config;
+use nic::command::Command;
+use nic::csr::{Csr, StageEvent};
+use nic::pcie::bar::Bar;
+use nic::pcie::msix::Msix;
+use nic::rx::complete::Complete;
+use nic::rx::notify::Notify;
+
+fn start<M: hdl::Module>(m: &M) -> Interpreter {
+    let mut s = Interpreter::new(&elaborate(m).unwrap_or_else(|e| panic!("{e}")));
+    s.poke("reset", 1);
+    s.clock();
+    s.clock();
+    s.poke("reset", 0);
+    s
+}
+
+/// Clocks until `f` holds; fails after `limit`.
+fn until(s: &mut Interpreter, limit: u32, what: &str, mut f: impl FnMut(&mut Interpreter) -> bool) {
+    for _ in 0..limit {
+        if f(s) {
+            return;
+        }
+        s.clock();
+    }
+    panic!("{what} not within {limit} clocks");
+}
+
+fn header(dw: [u32; 4]) -> Bits {
+    Bits::new(128, dw.iter().fold(0u128, |h, d| h << 32 | u128::from(*d)))
+}
+
+/// Drives one request into `bar`; answers register reads from `memory`; collects writes and the completions.
+#[derive(Default, Debug)]
+struct BarRun {
+    writes: Vec<(u64, u64, u64)>,
+    doorbells: Vec<(u64, u64, u64)>,
+    completions: Vec<(u128, Vec<u32>)>,
+    counts: Vec<u64>,
+}
+
+fn request(
+    s: &mut Interpreter,
+    bar: u64,
+    dw: [u32; 4],
+    payload: &[u32],
+    memory: impl Fn(u64) -> u64,
+) -> BarRun {
+    let mut run = BarRun::default();
+    s.poke("cq_bar", bar);
+    s.poke("completer_id", 0x0100);
+    for p in ["register_ready", "msix_ready", "doorbell_ready", "cc_ready"] {
+        s.poke(p, 1);
+    }
+    let beats: Vec<u64> = if payload.is_empty() {
+        vec![0]
+    } else {
+        payload.chunks(2).map(|c| u64::from(c[0]) | u64::from(*c.get(1).unwrap_or(&0)) << 32).collect()
+    };
+    let mut beat = 0;
+    let mut answers: Vec<u64> = vec![];
+    let mut data = vec![];
+    for clock in 0..2000 {
+        let more = beat < beats.len();
+        s.poke("cq_valid", u64::from(more));
+        if more {
+            s.poke_bits("cq_header", &header(dw));
+            s.poke("cq_data", beats[beat]);
+            s.poke("cq_first", u64::from(beat == 0));
+            s.poke("cq_last", u64::from(beat + 1 == beats.len()));
+        }
+        s.poke("register_read_valid", u64::from(!answers.is_empty()));
+        s.poke("register_read", answers.first().copied().unwrap_or(0));
+        if s.peek("register_valid") == 1 {
+            let (a, d, e) = (s.peek("register_address"), s.peek("register_data"), s.peek("register_enables"));
+            let d = (0..8).filter(|i| e >> i & 1 == 1).fold(0, |m, i| m | d & 0xff << (i * 8));
+            if s.peek("register_write") == 1 { run.writes.push((a, d, e)) } else { answers.push(memory(a)) }
+        }
+        if s.peek("doorbell_valid") == 1 {
+            run.doorbells.push((s.peek("doorbell_page"), s.peek("doorbell_offset"), s.peek("doorbell_data")));
+        }
+        if s.peek("count_valid") == 1 {
+            run.counts.push(s.peek("count_index"));
+        }
+        if s.peek("cc_valid") == 1 {
+            let h = s.peek_bits("cc_header").low128();
+            let d = s.peek("cc_data");
+            data.extend([d as u32, (d >> 32) as u32]);
+            if s.peek("cc_last") == 1 {
+                let n = (h >> 96 & 0x3ff) as usize;
+                let has_data = h >> 126 & 1 == 1;
+                data.truncate(if has_data { n } else { 0 });
+                run.completions.push((h, std::mem::take(&mut data)));
+            }
+        }
+        let took = more && s.peek("cq_ready") == 1;
+        let answered = !answers.is_empty() && s.peek("register_read_ready") == 1;
+        if !more && s.peek("idle") == 1 && clock > 2 {
+            break;
+        }
+        s.clock();
+        beat += usize::from(took);
+        if answered {
+            answers.remove(0);
+        }
+    }
+    run
+}
+
+const MRD: u32 = 0;
+const MWR: u32 = 0b010 << 29;
+
+#[test]
+fn a_register_write_of_any_size_reaches_its_bytes() {
+    let mut s = start(&Bar(Config::small()));
+    // four bytes at an odd doubleword
+    let run = request(&mut s, 0, [MWR | 1, 0x0000_000f, 0xf000_0104, 0], &[0x1234_5678], |_| 0);
+    assert_eq!(run.writes, [(0x100, 0x1234_5678 << 32, 0xf0)]);
+    // one byte
+    let run = request(&mut s, 0, [MWR | 1, 0x0000_0004, 0xf000_0100, 0], &[0x00ab_0000], |_| 0);
+    assert_eq!(run.writes, [(0x100, 0xab_0000, 0x04)]);
+    // five doublewords from an odd one: three quadwords
+    let run = request(&mut s, 0, [MWR | 5, 0x0000_00ff, 0xf000_0104, 0], &[1, 2, 3, 4, 5], |_| 0);
+    assert_eq!(run.writes, [(0x100, 1 << 32, 0xf0), (0x108, 2 | 3 << 32, 0xff), (0x110, 4 | 5 << 32, 0xff)]);
+}
+
+#[test]
+fn a_register_read_is_completed_in_cuts_of_128_bytes() {
+    let mut s = start(&Bar(Config::small()));
+    let word = |a: u64| (a / 4) | ((a / 4 + 1) << 32);
+    let run = request(&mut s, 0, [MRD | 1, 0xbeef_0a0f, 0xf000_0104, 0], &[], word);
+    let (h, d) = &run.completions[0];
+    assert_eq!(d, &[0x41]);
+    assert_eq!(h >> 120, 0b010_01010, "CplD");
+    assert_eq!(h >> 64 & 0xfff, 4, "byte count");
+    assert_eq!(h >> 32 & 0xffff_ffff, 0xbeef_0a04, "requester, tag, lower address");
+    // bytes 3..=0x82 of facts' worked example: length 33, byte count 128, lower address 3
+    let run = request(&mut s, 0, [MRD | 33, 0xbeef_0178, 0xf000_0000, 0], &[], word);
+    let heads: Vec<_> =
+        run.completions.iter().map(|(h, d)| (h >> 64 & 0xfff, h >> 32 & 0x7f, d.len())).collect();
+    assert_eq!(heads, [(128, 3, 32), (3, 0, 1)]);
+    assert_eq!(run.completions[1].1, [32]);
+    let all: Vec<u32> = run.completions.into_iter().flat_map(|c| c.1).collect();
+    assert_eq!(all, (0..33).collect::<Vec<u32>>());
+}
+
+#[test]
+fn what_is_no_memory_request_is_answered_unsupported_and_poison_is_dropped() {
+    let mut s = start(&Bar(Config::small()));
+    let io_read = request(&mut s, 0, [0b00010 << 24 | 1, 0xbeef_070f, 0x100, 0], &[], |_| 0);
+    assert_eq!(io_read.completions[0].0 >> 77 & 7, 1, "UR");
+    assert_eq!(io_read.counts, [Reject::RequestUnsupported as u64]);
+    let poisoned = request(&mut s, 0, [MWR | 1 << 14 | 2, 0xff, 0x100, 0], &[1, 2], |_| 0);
+    assert!(poisoned.writes.is_empty() && poisoned.completions.is_empty());
+    assert_eq!(poisoned.counts, [Reject::RequestPoisoned as u64]);
+    // and the next request works
+    assert_eq!(request(&mut s, 0, [MWR | 1, 0xf, 0x100, 0], &[7], |_| 0).writes, [(0x100, 7, 0x0f)]);
+}
+
+#[test]
+fn a_doorbell_is_one_whole_quadword() {
+    let mut s = start(&Bar(Config::small()));
+    let run = request(&mut s, 2, [MWR | 2, 0xff, 0xf003_5010, 0], &[0x11, 0x22], |_| 0);
+    assert_eq!(run.doorbells, [(0x35, 0x10, 0x11 | 0x22 << 32)]);
+    let run = request(&mut s, 2, [MWR | 1, 0x0f, 0xf003_5010, 0], &[0x11], |_| 0);
+    assert_eq!((run.doorbells.len(), run.counts), (0, vec![Reject::DoorbellMalformed as u64]));
+}
+
+fn access(s: &mut Interpreter, write: bool, address: u32, data: u64, enables: u64) -> u64 {
+    s.poke("access_valid", 1);
+    s.poke("access_write", u64::from(write));
+    s.poke("access_address", u64::from(address));
+    s.poke("access_data", data);
+    s.poke("access_enables", enables);
+    s.poke("read_ready", 1);
+    until(s, 10, "access", |s| s.peek("access_ready") == 1);
+    s.clock();
+    s.poke("access_valid", 0);
+    if write {
+        return 0;
+    }
+    until(s, 10, "answer", |s| s.peek("read_valid") == 1);
+    let v = s.peek("read");
+    s.clock();
+    v
+}
+
+#[test]
+fn registers_tell_what_the_card_is_and_counters_count_once() {
+    let csr = Csr {
+        c: Config::small(),
+        rejects: 2,
+        stages: vec![
+            StageEvent { counter: StageCounter::TxFrames, bits: 1 },
+            StageEvent { counter: StageCounter::TxBytes, bits: 4 },
+        ],
+    };
+    let mut s = start(&csr);
+    let magic = access(&mut s, false, 0, 0, 0xff);
+    assert_eq!(magic, u64::from(r::MAGIC_VALUE) | u64::from(r::VERSION_VALUE) << 32);
+    assert_eq!(access(&mut s, false, r::LAYOUT_HASH, 0, 0xff), contract::LAYOUT_HASH);
+    access(&mut s, true, r::COMMAND_BASE, 0x1122_3344_5566_7788, 0xff);
+    access(&mut s, true, r::COMMAND_BASE, 0xaa00, 0x02);
+    assert_eq!(access(&mut s, false, r::COMMAND_BASE, 0, 0xff), 0x1122_3344_5566_aa88);
+    access(&mut s, true, 0x118, 1 << 32, 0xf0);
+    assert_eq!((s.peek("command_enable"), s.peek("command_consumer")), (1, 0));
+    // both refusal sources name one counter in one clock; bytes add up to 300 x 9
+    for _ in 0..300 {
+        for i in 0..2 {
+            s.poke(&format!("reject_{i}_valid"), 1);
+            s.poke(&format!("reject_{i}_index"), Reject::Duplicate as u64);
+        }
+        s.poke("stage_1", 9);
+        s.clock();
+    }
+    s.poke("reject_0_valid", 0);
+    s.poke("reject_1_valid", 0);
+    s.poke("stage_1", 0);
+    until(&mut s, 300, "counters at rest", |s| s.peek("idle") == 1);
+    assert_eq!(access(&mut s, false, r::reject_counter(Reject::Duplicate), 0, 0xff), 600);
+    assert_eq!(access(&mut s, false, r::stage_counter(StageCounter::TxBytes), 0, 0xff), 2700);
+    assert_eq!(access(&mut s, false, r::stage_counter(StageCounter::TxFrames), 0, 0xff), 0);
+}
+
+#[test]
+fn a_counter_read_by_halves_is_whole() {
+    let mut s = start(&Csr { c: Config::small(), rejects: 1, stages: vec![] });
+    s.poke("now", 0x1_ffff_ffff);
+    assert_eq!(access(&mut s, false, r::NOW, 0, 0x0f) as u32, 0xffff_ffff);
+    s.poke("now", 0x2_0000_0000);
+    assert_eq!(access(&mut s, false, r::NOW, 0, 0xf0) >> 32, 1);
+    assert_eq!(access(&mut s, false, r::NOW, 0, 0xf0) >> 32, 2, "the latch serves one read");
+}
+
+#[test]
+fn a_masked_vector_waits_and_many_triggers_are_one() {
+    let mut s = start(&Msix(Config::small()));
+    s.poke("enable", 1);
+    s.poke("write_ready", 1);
+    access(&mut s, true, 3 * 16, 0xfee0_1000, 0xff);
+    access(&mut s, true, 3 * 16 + 8, 1 << 32 | 0x4321, 0xff);
+    for _ in 0..3 {
+        s.poke("raise_valid", 1);
+        s.poke("raise", 3);
+        s.clock();
+    }
+    s.poke("raise_valid", 0);
+    for _ in 0..20 {
+        assert_eq!(s.peek("write_valid"), 0, "masked");
+        s.clock();
+    }
+    assert_eq!(access(&mut s, false, 0x800, 0, 0xff), 1 << 3);
+    access(&mut s, true, 3 * 16 + 8, 0, 0xf0);
+    let mut sent = 0;
+    for _ in 0..40 {
+        if s.peek("write_valid") == 1 {
+            sent += 1;
+            assert_eq!((s.peek("write_iova"), s.peek("write_dwords")), (0xfee0_1000, 1));
+            assert_eq!(s.peek_bits("write_data").low(), 0x4321);
+        }
+        s.clock();
+    }
+    assert_eq!(sent, 1);
+    assert_eq!(access(&mut s, false, 0x800, 0, 0xff), 0);
+}
+
+fn put(s: &mut Interpreter, table: u64, index: u64, bytes: &[u8]) {
+    for (w, b) in bytes.chunks(8).enumerate() {
+        s.poke("table_valid", 1);
+        s.poke("table_table", table);
+        s.poke("table_index", index);
+        s.poke("table_word", w as u64);
+        s.poke("table_data", u64::from_le_bytes(b.try_into().unwrap()));
+        s.clock();
+    }
+    s.poke("table_valid", 0);
+    for _ in 0..6 {
+        s.clock();
+    }
+}
+
+#[test]
+fn a_full_cq_overflows_once_and_is_never_overwritten() {
+    let c = Config::small();
+    let mut s = start(&Complete(c));
+    let cq = CqEntry { valid: true, log_depth: 2, page: 5, eqn: 1, base: 0x1_0000 };
+    put(&mut s, 2, 9, &cq.pack());
+    s.poke("write_ready", 1);
+    s.poke("event_ready", 1);
+    let mut cqes = vec![];
+    let mut events = vec![];
+    let mut counts = 0;
+    let mut offer =
+        |s: &mut Interpreter, index: u64, cqes: &mut Vec<(u64, Cqe)>, events: &mut Vec<(u64, u64)>| {
+            s.poke("send_valid", 1);
+            s.poke("send_cq", 9);
+            s.poke("send_qp", 3);
+            s.poke("send_wqe_index", index);
+            until(s, 20, "taken", |s| s.peek("send_ready") == 1);
+            s.clock();
+            s.poke("send_valid", 0);
+            for _ in 0..10 {
+                if s.peek("write_valid") == 1 {
+                    let line = s.peek_bits("write_data").to_bytes();
+                    cqes.push((s.peek("write_iova"), Cqe::unpack(&line.try_into().unwrap())));
+                }
+                if s.peek("event_valid") == 1 {
+                    events.push((s.peek("event_kind"), s.peek("event_object")));
+                }
+                counts += s.peek("count_valid");
+                s.clock();
+            }
+        };
+    for i in 0..6 {
+        offer(&mut s, i, &mut cqes, &mut events);
+    }
+    assert_eq!(
+        cqes.iter().map(|c| (c.0, c.1.wqe_index, c.1.phase)).collect::<Vec<_>>(),
+        [(0x1_0000, 0, true), (0x1_0040, 1, true), (0x1_0080, 2, true), (0x1_00c0, 3, true)]
+    );
+    assert_eq!(events, [(contract::EventKind::CqOverflow as u64, 9)]);
+    assert_eq!(counts, 2);
+}
+
+#[test]
+fn an_armed_cq_tells_once_after_its_entry_and_the_phase_turns_with_the_lap() {
+    let mut s = start(&Complete(Config::small()));
+    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 1, base: 0x1_0000 }.pack());
+    s.poke("write_ready", 1);
+    s.poke("event_ready", 1);
+    let mut story = vec![];
+    for step in 0..6u32 {
+        if step % 2 == 0 {
+            let d = CqDoorbell { cqn: 0, arm: 1, consumer: step / 2 };
+            s.poke("doorbell_valid", 1);
+            s.poke("doorbell_page", 5);
+            s.poke("doorbell_data", u64::from_le_bytes(d.pack()));
+            until(&mut s, 10, "doorbell", |s| s.peek("doorbell_ready") == 1);
+            s.clock();
+            s.poke("doorbell_valid", 0);
+        } else {
+            s.poke("receive_valid", 1);
+            until(&mut s, 10, "taken", |s| s.peek("receive_ready") == 1);
+            s.clock();
+            s.poke("receive_valid", 0);
+        }
+        for _ in 0..10 {
+            if s.peek("write_valid") == 1 {
+                story.push(format!("cqe {}", s.peek_bits("write_data").bit(504)));
+            }
+            if s.peek("event_valid") == 1 {
+                story.push("event".into());
+            }
+            s.clock();
+        }
+    }
+    assert_eq!(story, ["cqe true", "event", "cqe true", "event", "cqe false", "event"]);
+    // arming behind an entry that was not consumed tells at once
+    let d = CqDoorbell { cqn: 0, arm: 1, consumer: 2 };
+    s.poke("doorbell_valid", 1);
+    s.poke("doorbell_data", u64::from_le_bytes(d.pack()));
+    until(&mut s, 10, "doorbell", |s| s.peek("doorbell_ready") == 1);
+    s.clock();
+    s.poke("doorbell_valid", 0);
+    until(&mut s, 10, "event", |s| s.peek("event_valid") == 1);
+}
+
+#[test]
+fn a_foreign_page_does_not_move_a_cq() {
+    let mut s = start(&Complete(Config::small()));
+    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 1, base: 0x1_0000 }.pack());
+    s.poke("doorbell_valid", 1);
+    s.poke("doorbell_page", 6);
+    s.poke("doorbell_data", u64::from_le_bytes(CqDoorbell { cqn: 0, arm: 1, consumer: 1 }.pack()));
+    until(&mut s, 10, "doorbell", |s| s.peek("doorbell_ready") == 1);
+    s.clock();
+    s.poke("doorbell_valid", 0);
+    until(&mut s, 5, "refusal", |s| s.peek("count_valid") == 1);
+    assert_eq!(s.peek("count_index"), Reject::DoorbellOwner as u64);
+}
+
+#[test]
+fn an_armed_eq_raises_its_vector_after_the_entry() {
+    let mut s = start(&Notify(Config::small()));
+    put(&mut s, 3, 1, &EqEntry { valid: true, log_depth: 4, vector: 7, base: 0x2_0000 }.pack());
+    s.poke("doorbell_valid", 1);
+    s.poke("doorbell_data", u64::from_le_bytes(EqDoorbell { eqn: 1, arm: true, consumer: 0 }.pack()));
+    until(&mut s, 10, "doorbell", |s| s.peek("doorbell_ready") == 1);
+    s.clock();
+    s.poke("doorbell_valid", 0);
+    s.poke("asynchronous_valid", 1);
+    s.poke("asynchronous_eq", 1);
+    s.poke("asynchronous_kind", 2);
+    s.poke("asynchronous_event", 3);
+    s.poke("asynchronous_object", 42);
+    until(&mut s, 10, "event", |s| s.peek("asynchronous_ready") == 1);
+    s.clock();
+    s.poke("asynchronous_valid", 0);
+    until(&mut s, 10, "entry", |s| s.peek("write_valid") == 1);
+    for _ in 0..5 {
+        assert_eq!(s.peek("raise_valid"), 0, "not before the entry is taken");
+        s.clock();
+    }
+    let e = Eqe::unpack(&s.peek_bits("write_data").to_bytes()[..16].try_into().unwrap());
+    assert_eq!((s.peek("write_iova"), e.kind, e.event, e.object, e.phase), (0x2_0000, 2, 3, 42, true));
+    s.poke("write_ready", 1);
+    s.clock();
+    until(&mut s, 3, "vector", |s| s.peek("raise_valid") == 1);
+    assert_eq!(s.peek("raise"), 7);
+}
+
+/// Runs one command through the block, playing the read engine, the stages and the tokens.
+fn command(
+    s: &mut Interpreter,
+    number: &mut u64,
+    entry: CommandEntry,
+) -> (CommandResponse, Vec<(u64, u64, u64, u64)>) {
+    let mut puts = vec![];
+    *number += 1;
+    s.poke("producer", *number);
+    s.poke("enable", 1);
+    until(s, 5000, "read", |s| s.peek("read_valid") == 1);
+    assert_eq!(s.peek("read_iova"), 0x10_0000 + (*number - 1) % 4 * 256);
+    s.poke("read_ready", 1);
+    s.clock();
+    s.poke("read_ready", 0);
+    for (i, q) in entry.pack().chunks(8).enumerate() {
+        s.poke("read_data_valid", 1);
+        s.poke("read_data_client", 3);
+        s.poke("read_data_address", i as u64 * 8);
+        s.poke("read_data_data", u64::from_le_bytes(q.try_into().unwrap()));
+        s.poke("read_data_lanes", 0xff);
+        s.clock();
+    }
+    s.poke("read_data_valid", 0);
+    s.poke("read_done_valid", 1);
+    s.poke("read_done_client", 3);
+    s.clock();
+    s.poke("read_done_valid", 0);
+    s.poke("write_ready", 1);
+    let mut bytes = vec![];
+    let mut back = [0u32; 2];
+    for _ in 0..1000 {
+        for i in 0..2 {
+            s.poke(&format!("initialise_{i}_ready"), 1);
+        }
+        for (i, name) in ["transmit", "receive"].iter().enumerate() {
+            s.poke(&format!("fence_{name}_ready"), 1);
+            s.poke(&format!("fence_{name}_done"), u64::from(back[i] == 1));
+            back[i] = if s.peek(&format!("fence_{name}_valid")) == 1 { 9 } else { back[i].saturating_sub(1) };
+        }
+        if s.peek("table_valid") == 1 {
+            puts.push((
+                s.peek("table_table"),
+                s.peek("table_index"),
+                s.peek("table_word"),
+                s.peek("table_data"),
+            ));
+        }
+        if s.peek("write_valid") == 1 {
+            assert_eq!(s.peek("write_iova"), 0x20_0000 + (*number - 1) % 4 * 256 + bytes.len() as u64);
+            bytes.extend(s.peek_bits("write_data").to_bytes());
+        }
+        s.clock();
+        if bytes.len() == 256 {
+            s.clock();
+            return (CommandResponse::unpack(&bytes.try_into().unwrap()), puts);
+        }
+    }
+    panic!("no response");
+}
+
+#[test]
+fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
+    let mut s = start(&Command { c: Config::small(), initialised: 2 });
+    s.poke("command_base", 0x10_0000);
+    s.poke("response_base", 0x20_0000);
+    s.poke("log_depth", 2);
+    let mut n = 0;
+    let words = |bytes: &[u8]| -> [u64; 16] {
+        let mut w = [0; 16];
+        for (w, b) in w.iter_mut().zip(bytes.chunks(8)) {
+            *w = u64::from_le_bytes(b.try_into().unwrap());
+        }
+        w
+    };
+    let entry = |opcode: CommandOpcode, index: u32| CommandEntry {
+        opcode: opcode as u8,
+        index,
+        sequence: 0x77,
+        word_mask: 0xffff,
+        ..Default::default()
+    };
+    let mut qp = QpContext::default();
+    qp.rights.valid = true;
+    qp.rights.transport = 0;
+    qp.rights.page = 3;
+    qp.rights.sq_psn = 0x123;
+    let create = |state: QpState, qp: &QpContext| {
+        let mut qp = *qp;
+        qp.rights.state = state as u8;
+        words(&qp.pack())
+    };
+    let status = |r: &CommandResponse| (r.status, r.sequence, r.phase);
+    let ok = CommandStatus::Ok as u8;
+
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
+    assert_eq!(status(&r), (CommandStatus::NotFound as u8, 0x77, true));
+    let (r, puts) =
+        command(&mut s, &mut n, entry(CommandOpcode::CreateQp, 5).with_data(&create(QpState::Reset, &qp)));
+    assert_eq!(status(&r), (ok, 0x77, true));
+    assert_eq!(puts.len(), 16);
+    assert_eq!(puts[2], (0, 5, 2, 0x123 << 32));
+    let (r, _) =
+        command(&mut s, &mut n, entry(CommandOpcode::CreateQp, 5).with_data(&create(QpState::Reset, &qp)));
+    assert_eq!(r.status, CommandStatus::InUse as u8);
+    let (r, _) =
+        command(&mut s, &mut n, entry(CommandOpcode::ModifyQp, 5).with_data(&create(QpState::Rts, &qp)));
+    assert_eq!(status(&r), (CommandStatus::BadState as u8, 0x77, true));
+    // fifth command: the second lap of a ring of four
+    let (r, puts) = command(
+        &mut s,
+        &mut n,
+        CommandEntry { word_mask: 0x000f, ..entry(CommandOpcode::ModifyQp, 5) }
+            .with_data(&create(QpState::Init, &qp)),
+    );
+    assert_eq!(status(&r), (ok, 0x77, false));
+    assert_eq!(puts.iter().map(|p| p.2).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    s.poke("query_epsn", 0xabc);
+    s.poke("query_next_psn", 0xdef);
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
+    assert_eq!(r.status, ok);
+    assert_eq!(r.data()[0] & 0xf, QpState::Init as u64);
+    assert_eq!(r.data()[2], 0xabc | 0xdef << 32);
+    s.poke("query_halted", 1);
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
+    assert_eq!(r.data()[0] & 0xf, QpState::Err as u64);
+    let (r, puts) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
+    assert_eq!((r.status, puts), (ok, vec![(0, 5, 0, 0)]));
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
+    assert_eq!(r.status, CommandStatus::NotFound as u8);
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 256));
+    assert_eq!(r.status, CommandStatus::BadIndex as u8);
+    let (r, _) = command(&mut s, &mut n, CommandEntry { opcode: 200, ..Default::default() });
+    assert_eq!(r.status, CommandStatus::BadOpcode as u8);
+    let mut port = entry(CommandOpcode::SetPort, 0);
+    port.w0 = 0x0200_0000_000a | 4200 << 48;
+    assert_eq!(command(&mut s, &mut n, port).0.status, ok);
+    assert_eq!((s.peek("port_mac"), s.peek("port_mtu")), (0x0200_0000_000a, 4200));
+}

@@ -1,0 +1,177 @@
+//! Two endpoints and the wire between them, in virtual time.
+#![allow(dead_code)]
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use contract::verbs::access;
+use peer::{Completion, Endpoint, Landing, Packet, QpParams, RecvWr, Region, SendOp, SendWr, Time};
+
+/// One way through the wire: 1 us.
+pub const DELAY: Time = 1_000_000;
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    A,
+    B,
+}
+
+pub use Side::{A, B};
+
+/// A frame as it entered the wire.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub at: Time,
+    pub from: Side,
+    pub packet: Packet,
+}
+
+/// What the wire does with a frame: extra delays, one per copy that arrives, and the bytes that do.
+pub type Fate = Vec<(Time, Vec<u8>)>;
+
+/// A copy of a frame on its way: arrival, number, sender, bytes.
+type Flying = (Time, u64, Side, Vec<u8>);
+
+/// Two endpoints with one connected QP each.
+pub struct Pair {
+    pub now: Time,
+    pub a: Endpoint,
+    pub b: Endpoint,
+    pub qa: u32,
+    pub qb: u32,
+    pub seen: Vec<Seen>,
+    flight: BinaryHeap<Reverse<Flying>>,
+    sent: BTreeMap<Side, u64>,
+    number: u64,
+}
+
+impl Pair {
+    /// Connected, with `adjust` applied to both ends' parameters.
+    pub fn connected(adjust: impl Fn(Side, &mut QpParams)) -> Self {
+        let mut a = Endpoint::new(0x0200_0000_000a, [10, 0, 0, 1].into());
+        let mut b = Endpoint::new(0x0200_0000_000b, [10, 0, 0, 2].into());
+        a.create_qp(9);
+        let (qa, qb) = (a.create_qp(1), b.create_qp(1));
+        let mut to_b = QpParams::to(b.address(qb));
+        let mut to_a = QpParams::to(a.address(qa));
+        adjust(A, &mut to_b);
+        adjust(B, &mut to_a);
+        a.connect(qa, to_b).expect("A connects");
+        b.connect(qb, to_a).expect("B connects");
+        Self {
+            now: 0,
+            a,
+            b,
+            qa,
+            qb,
+            seen: Vec::new(),
+            flight: BinaryHeap::new(),
+            sent: BTreeMap::new(),
+            number: 0,
+        }
+    }
+
+    pub fn end(&mut self, side: Side) -> &mut Endpoint {
+        match side {
+            A => &mut self.a,
+            B => &mut self.b,
+        }
+    }
+
+    /// Runs until nothing is left to do or the next thing would be after `until`. `fate` decides on each frame by its
+    /// number on its way, from 1.
+    pub fn run(&mut self, until: Time, fate: &mut dyn FnMut(Side, u64, Vec<u8>) -> Fate) {
+        loop {
+            for side in [A, B] {
+                let now = self.now;
+                while let Some(frame) = self.end(side).poll_transmit(now) {
+                    let packet = Packet::parse(&frame).expect("an endpoint sends only what it would accept");
+                    self.seen.push(Seen { at: now, from: side, packet });
+                    let count = self.sent.entry(side).or_default();
+                    *count += 1;
+                    for (extra, bytes) in fate(side, *count, frame) {
+                        self.number += 1;
+                        self.flight.push(Reverse((now + DELAY + extra, self.number, side, bytes)));
+                    }
+                }
+            }
+            let arrival = self.flight.peek().map(|Reverse((at, ..))| *at);
+            let due = [arrival, self.a.next_timeout(), self.b.next_timeout()].into_iter().flatten().min();
+            let Some(due) = due.filter(|due| *due <= until) else {
+                self.now = self.now.max(until.min(due.unwrap_or(self.now)));
+                return;
+            };
+            self.now = self.now.max(due);
+            while self.flight.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+                let Some(Reverse((_, _, from, bytes))) = self.flight.pop() else { break };
+                let now = self.now;
+                self.end(if from == A { B } else { A }).receive(now, &bytes);
+            }
+            let now = self.now;
+            self.a.handle_timeout(now);
+            self.b.handle_timeout(now);
+        }
+    }
+
+    /// Runs on a clean wire to the end.
+    pub fn run_clean(&mut self) {
+        self.run(Time::MAX, &mut |_, _, bytes| vec![(0, bytes)]);
+    }
+
+    /// Runs on a wire that loses the named frames of `side`, counted from 1 since the start of the pair.
+    pub fn run_losing(&mut self, until: Time, side: Side, lost: &[u64]) {
+        self.run(until, &mut |from, number, bytes| {
+            if from == side && lost.contains(&number) { vec![] } else { vec![(0, bytes)] }
+        });
+    }
+
+    /// Everything in the completion queue of `side`.
+    pub fn completions(&mut self, side: Side) -> Vec<Completion> {
+        std::iter::from_fn(|| self.end(side).poll_cq()).collect()
+    }
+
+    /// `(wr_id, status)` of everything in the completion queue of `side`.
+    pub fn ends(&mut self, side: Side) -> Vec<(u64, contract::WcStatus)> {
+        self.completions(side).into_iter().map(|c| (c.wr_id, c.status)).collect()
+    }
+
+    pub fn send(&mut self, wr_id: u64, data: Vec<u8>) {
+        let qa = self.qa;
+        self.a.post_send(qa, SendWr::new(wr_id, SendOp::Send { imm: None }, data)).expect("post send");
+    }
+
+    pub fn write(&mut self, wr_id: u64, rkey: u32, va: u64, data: Vec<u8>) {
+        let qa = self.qa;
+        let op = SendOp::Write { va, rkey, imm: None };
+        self.a.post_send(qa, SendWr::new(wr_id, op, data)).expect("post send");
+    }
+
+    pub fn recv(&mut self, wr_id: u64, length: usize) {
+        let qb = self.qb;
+        self.b.post_recv(qb, RecvWr { wr_id, landing: Landing::Owned(length) }).expect("post receive");
+    }
+
+    /// A region at B that A may write.
+    pub fn region(&mut self, va: u64, length: usize) -> u32 {
+        let access = access::LOCAL_WRITE | access::REMOTE_WRITE;
+        self.b.register(Region { pd: 1, va, access, bytes: vec![0; length] })
+    }
+
+    /// PSNs sent by `side` since the start, in order.
+    pub fn psns(&self, side: Side) -> Vec<u32> {
+        self.seen.iter().filter(|seen| seen.from == side).map(|seen| seen.packet.bth.psn).collect()
+    }
+
+    /// `(psn, syndrome, msn)` of every answer of `side`, in order.
+    pub fn answers(&self, side: Side) -> Vec<(u32, u8, u32)> {
+        let mine = self.seen.iter().filter(|seen| seen.from == side);
+        mine.filter_map(|seen| seen.packet.aeth.map(|aeth| (seen.packet.bth.psn, aeth.syndrome, aeth.msn)))
+            .collect()
+    }
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 7 + i / 251) as u8).collect()
+}

@@ -77,6 +77,10 @@ impl Rig {
                 self.send.pop_front();
             }
         }
+        if s.peek("idle") == 1 {
+            let pins = (s.peek("xgmii_txd"), s.peek("xgmii_txc"));
+            assert_eq!(pins, (0x0707_0707_0707_0707, 0xff), "the pins of an idle MAC");
+        }
         s.poke("receive_ready", u64::from(self.take));
         if self.take && s.peek("receive_valid") == 1 {
             let n = s.peek("receive_bytes") as usize;
@@ -138,6 +142,7 @@ impl Rig {
             assert!(steps < 2_000_000, "the MAC does not come to rest");
         }
         assert_eq!(self.sim.failures(), &[]);
+        assert_eq!(self.sim.peek("idle"), 1, "at rest the MAC is idle");
     }
 }
 

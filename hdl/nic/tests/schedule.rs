@@ -13,7 +13,7 @@ use nic::tx::segment::Segment;
 use std::collections::VecDeque;
 use txkit::{Choices, Placed, Requester, lint, reset};
 
-const WAKES: [&str; 4] = ["doorbell", "fetch", "respond", "acknowledge"];
+const WAKES: [&str; 5] = ["doorbell", "fetch", "respond", "acknowledge", "command"];
 
 fn schedule() -> Interpreter {
     let mut s = Interpreter::new(&elaborate(&Schedule(Config::small())).unwrap());
@@ -54,7 +54,7 @@ fn done(s: &mut Interpreter, qp: u64, again: bool) {
 }
 
 #[test]
-fn any_of_four_wakes_gives_one_turn_three_clocks_later() {
+fn any_of_five_wakes_gives_one_turn_three_clocks_later() {
     for source in WAKES {
         for qp in [0, 1, 62, 63] {
             let mut s = schedule();
@@ -76,13 +76,13 @@ fn any_of_four_wakes_gives_one_turn_three_clocks_later() {
 }
 
 #[test]
-fn four_wakes_in_one_clock_all_count() {
+fn five_wakes_in_one_clock_all_count() {
     let mut s = schedule();
     for (i, source) in WAKES.into_iter().enumerate() {
         wake(&mut s, source, Some(10 + i as u64));
     }
-    let turns: Vec<_> = (0..4).filter_map(|_| turn(&mut s, 10)).collect();
-    assert_eq!(turns, [10, 11, 12, 13]);
+    let turns: Vec<_> = (0..5).filter_map(|_| turn(&mut s, 10)).collect();
+    assert_eq!(turns, [10, 11, 12, 13, 14]);
 }
 
 #[test]
@@ -324,6 +324,7 @@ impl Module for Front {
         schedule.done.take(&segment.done);
         schedule.room.set(segment.room);
         schedule.fence_valid.set(0);
+        schedule.command.assign_zero();
         for init in [&schedule.initialise, &fetch.initialise, &segment.initialise] {
             init.valid.set(0);
             init.data.assign_zero();

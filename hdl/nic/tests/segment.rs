@@ -473,15 +473,15 @@ fn a_cursor_overtaken_by_acknowledgements_jumps_forward() {
 }
 
 #[test]
-fn a_response_goes_before_requests_and_while_halted() {
+fn a_response_goes_beside_requests_and_while_halted() {
     let mut b = Bench::new();
     b.start_at(7, 0, 0);
     b.post(7, write(1));
     b.placed[7] =
         Placed { tail_seq: 9, tail_syndrome: 0x1f, tail_psn: 0x77, tail_msn: 0x88, ..Placed::default() };
-    assert!(b.turn(7), "the request comes after");
+    assert!(!b.turn(7), "one turn does both");
     b.settle();
-    assert_eq!((b.packets.len(), b.responses.len()), (0, 1));
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 1));
     let r = &b.responses[0];
     assert_eq!((r.opcode, r.qp, r.psn, r.syndrome, r.msn), (0x11, 7, 0x77, 0x1f, 0x88));
     assert_eq!((r.length, r.ack_req), (0, false));
@@ -489,12 +489,23 @@ fn a_response_goes_before_requests_and_while_halted() {
     b.run(7);
     assert_eq!((b.packets.len(), b.responses.len()), (1, 1), "paid once");
 
+    // beside a rewind
+    b.requester[7].epoch = 1;
+    b.placed[7].tail_seq = 10;
+    assert!(b.turn(7));
+    b.settle();
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 2));
+    assert_eq!((b.tx[7].epoch, b.tx[7].paid, b.tx[7].cursor_wqe), (1, 10, 0));
+    b.acknowledge_all(7);
+    b.run(7);
+    assert_eq!((b.packets.len(), b.responses.len(), b.tx[7].cursor_wqe), (2, 2, 1));
+
     // halted everywhere: requests stop, the response leaves
     b.post(7, write(1));
-    b.placed[7] = Placed { tail_seq: 10, tail_syndrome: 0x62, halt: 1, ..b.placed[7] };
+    b.placed[7] = Placed { tail_seq: 11, tail_syndrome: 0x62, halt: 1, ..b.placed[7] };
     b.requester[7].halt = 1;
     b.run(7);
-    assert_eq!((b.packets.len(), b.responses.len()), (1, 2));
+    assert_eq!((b.packets.len(), b.responses.len()), (2, 3));
     // states: only from RTR to before Err
     for (state, answers) in [
         (QpState::Reset, false),

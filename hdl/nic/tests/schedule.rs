@@ -11,7 +11,7 @@ use nic::tx::fetch::Fetch;
 use nic::tx::schedule::Schedule;
 use nic::tx::segment::Segment;
 use std::collections::VecDeque;
-use txkit::{Choices, Placed, Requester, lint, reset};
+use txkit::{Choices, Placed, Requester, lint, reset, wide};
 
 const WAKES: [&str; 5] = ["doorbell", "fetch", "respond", "acknowledge", "command"];
 
@@ -265,7 +265,9 @@ fn no_wake_is_lost_and_no_turn_is_invented() {
 
 #[test]
 fn the_emitted_text_is_clean() {
-    lint(&elaborate(&Schedule(Config::small())).unwrap());
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Schedule(c)).unwrap());
+    }
 }
 
 /// schedule, fetch, segment and the words they read.

@@ -7,7 +7,7 @@ use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::tx::segment::{Segment, WINDOW};
 use std::collections::BTreeMap;
-use txkit::{Choices, Placed, Record, Requester, Tx, lint, reset};
+use txkit::{Choices, Placed, Record, Requester, Tx, lint, reset, wide};
 
 const PSN: u64 = 0xff_ffff;
 
@@ -864,5 +864,7 @@ fn a_turn_takes_four_clocks() {
 
 #[test]
 fn the_emitted_text_is_clean() {
-    lint(&elaborate(&Segment(Config::small())).unwrap());
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Segment(c)).unwrap());
+    }
 }

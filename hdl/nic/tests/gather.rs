@@ -295,7 +295,7 @@ impl Bench {
         let mut bytes = vec![];
         for i in 0..slot.length {
             let at = (slot.address + i) & 0x7fff;
-            if i == 0 || at % 8 == 0 {
+            if i == 0 || at.is_multiple_of(8) {
                 self.s.poke("read", 1);
                 self.s.poke("read_address", at);
                 self.clock();

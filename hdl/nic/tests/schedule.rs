@@ -582,7 +582,7 @@ fn doorbells_acknowledgements_and_debts_all_come_to_an_end() {
         }
         w.data_ready = 100;
         w.run(8000);
-        for q in 0..6 {
+        for (q, debt) in seq.into_iter().enumerate() {
             let want = w.expected(q);
             // without its repetitions, everything in order and complete
             let mut next = 0;
@@ -592,12 +592,8 @@ fn doorbells_acknowledgements_and_debts_all_come_to_an_end() {
                 next = next.max(p.0 + 1);
             }
             assert_eq!(next, want.len() as u64, "seed {seed}, QP {q}: all was sent");
-            if seq[q] > 0 {
-                assert_eq!(
-                    w.responses[q].last(),
-                    Some(&(1000 + seq[q])),
-                    "seed {seed}, QP {q}: the last debt"
-                );
+            if debt > 0 {
+                assert_eq!(w.responses[q].last(), Some(&(1000 + debt)), "seed {seed}, QP {q}: the last debt");
             }
         }
         assert_eq!(w.s.peek("idle"), 1, "seed {seed}");

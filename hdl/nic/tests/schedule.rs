@@ -101,6 +101,21 @@ fn a_busy_qp_waits_for_its_end_and_again_brings_it_back() {
 }
 
 #[test]
+fn a_wake_in_the_very_clock_of_the_turn_makes_another() {
+    let mut s = schedule();
+    // clock 0 wakes, clock 1 chooses, clock 2 gives
+    for clock in 0..4 {
+        wake(&mut s, "doorbell", (clock % 2 == 0).then_some(9).filter(|_| clock < 3));
+        if clock == 3 {
+            assert_eq!(s.peek("turn_valid"), 1);
+        }
+        s.clock();
+    }
+    done(&mut s, 9, false);
+    assert_eq!(turn(&mut s, 10), Some(9));
+}
+
+#[test]
 fn everybody_gets_the_same_number_of_turns() {
     let mut s = schedule();
     s.poke("turn_ready", 0);
@@ -210,7 +225,7 @@ fn a_reset_forgets_the_wakes() {
 
 #[test]
 fn no_wake_is_lost_and_no_turn_is_invented() {
-    for seed in 1..=10u64 {
+    for seed in 1..=6u64 {
         let mut pick = Choices::new(seed);
         let mut s = schedule();
         let (mut wakes, mut turns) = (0u64, 0u64);
@@ -549,12 +564,12 @@ impl World {
 
 #[test]
 fn doorbells_acknowledgements_and_debts_all_come_to_an_end() {
-    for seed in 1..=3u64 {
+    for seed in 1..=2u64 {
         let mut w = World::new(seed, 6);
         w.data_ready = 30;
         let (mut una, mut seq, mut epochs) = ([0u64; 6], [0u64; 6], [0u64; 6]);
         let mut highest = [0u64; 6];
-        for _ in 0..600 {
+        for _ in 0..500 {
             let q = w.pick.below(6) as usize;
             match w.pick.below(5) {
                 0 if w.messages[q].len() < 200 => {
@@ -581,7 +596,7 @@ fn doorbells_acknowledgements_and_debts_all_come_to_an_end() {
             }
         }
         w.data_ready = 100;
-        w.run(8000);
+        w.run(5000);
         for (q, debt) in seq.into_iter().enumerate() {
             let want = w.expected(q);
             // without its repetitions, everything in order and complete
@@ -597,7 +612,7 @@ fn doorbells_acknowledgements_and_debts_all_come_to_an_end() {
             }
         }
         assert_eq!(w.s.peek("idle"), 1, "seed {seed}");
-        assert!(w.packets.iter().map(Vec::len).sum::<usize>() > 300);
+        assert!(w.packets.iter().map(Vec::len).sum::<usize>() > 200);
     }
 }
 

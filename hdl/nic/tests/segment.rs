@@ -462,14 +462,16 @@ fn a_cursor_overtaken_by_acknowledgements_jumps_forward() {
     b.run(6);
     assert_eq!(seen(&b.packets), [(0x08, 1024, 1024)]);
     assert_eq!(b.packets[0].psn, 15);
-    // same PSN, later WQE: the triple moved in two steps
-    b.requester[6] = Requester { una_psn: 16, una_wqe: 2, una_first: 14, ..b.requester[6] };
-    assert!(!b.turn(6));
-    b.requester[6] = Requester { una_psn: 16, una_wqe: 3, una_first: 16, epoch: 2, ..b.requester[6] };
+    // same PSN, later WQE: the triple moved in two steps, and in between the cursor lies behind its WQE
+    b.post(6, write(1));
+    b.requester[6] = Requester { una_psn: 16, una_wqe: 2, una_first: 14, epoch: 2, ..b.requester[6] };
     b.packets.clear();
     b.run(6);
-    assert_eq!(b.tx[6].cursor_wqe, 3);
-    assert!(b.packets.is_empty());
+    assert_eq!((b.tx[6].cursor_wqe, b.packets.len()), (2, 0));
+    b.requester[6] = Requester { una_psn: 16, una_wqe: 3, una_first: 16, ..b.requester[6] };
+    b.run(6);
+    assert_eq!(b.tx[6].cursor_wqe, 4);
+    assert_eq!((b.packets.len(), b.packets[0].psn, b.packets[0].wqe), (1, 16, 3));
 }
 
 #[test]
@@ -617,7 +619,7 @@ fn every_kind_of_bad_wqe_is_recorded_and_halts_what_follows() {
         b.requester[9].epoch = 1;
         b.run(9);
         assert_eq!((b.packets.len(), b.retransmits), (4, 2));
-        assert_eq!(b.kicks.len(), 1);
+        assert_eq!((b.kicks.len(), b.faults.len()), (1, 0), "the bad WQE is looked at once");
     }
 }
 
@@ -763,7 +765,7 @@ struct Model {
 
 #[test]
 fn random_messages_losses_and_acknowledgements_follow_the_model() {
-    for seed in 1..=8u64 {
+    for seed in 1..=4u64 {
         let mut pick = Choices::new(seed);
         let mut b = Bench::new();
         let code = 1 + pick.below(5) as u8;
@@ -778,7 +780,7 @@ fn random_messages_losses_and_acknowledgements_follow_the_model() {
         let mut m = Model { next: 0, assigned: vec![], lengths: vec![], at: (0, 0) };
         // una as an absolute packet count, and the oldest WQE not retired
         let (mut una, mut una_wqe, mut sent, mut epoch) = (0u64, 0usize, 0u64, 0u64);
-        for step in 0..1500 {
+        for step in 0..1000 {
             let what = format!("seed {seed}, step {step}");
             match pick.below(8) {
                 0 if m.lengths.len() < una_wqe + 200 => {

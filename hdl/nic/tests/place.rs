@@ -184,7 +184,7 @@ impl Bench {
         }
         let slot = index & ((1 << LOG_DEPTH) - 1);
         self.host.insert(RQ_BASE + qp as u64 * 0x1_0000 + slot * 64, bytes);
-        self.rams[4].words[qp] = Bits::new(16, u128::from(index + 1 & 0xffff));
+        self.rams[4].words[qp] = Bits::new(16, u128::from((index + 1) & 0xffff));
         index as u16
     }
     fn ring(&mut self, qp: usize) {
@@ -502,7 +502,7 @@ fn a_full_miss_queue_drops_sends_at_check_and_loses_nothing_that_was_taken() {
         b.offers.retain(|v| !gone.contains(&v.qp));
     }
     let taken_at_once = 8 * QPS - b.dropped.len();
-    assert!(taken_at_once >= 6 && taken_at_once <= 8, "{taken_at_once}");
+    assert!((6..=8).contains(&taken_at_once), "{taken_at_once}");
     assert_eq!(b.s.peek("room"), 0);
     b.settle();
     assert_eq!(b.s.peek("room"), 1);
@@ -687,6 +687,53 @@ fn a_fence_does_not_wait_for_the_wqe_of_a_qp_that_is_gone() {
     assert_eq!((b.released.len(), b.rejects.clone(), b.fences), (2, vec![Reject::WrongQpState; 2], 0));
     b.settle();
     assert_eq!((b.fences, b.done.len(), b.pieces.len()), (1, 0, 0));
+}
+
+#[test]
+fn no_read_starts_while_a_fence_drains_those_under_way() {
+    let mut b = Bench::new(4);
+    b.latency = (300, 301);
+    b.settle();
+    for qp in 0..QPS {
+        for _ in 0..12 {
+            b.post(qp, &[sge(0x10_0000, 64)]);
+        }
+    }
+    b.ring(0);
+    b.run(40);
+    assert_eq!(b.reads, 4);
+    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.run(10);
+    for qp in 1..QPS {
+        b.ring(qp);
+    }
+    while b.fences == 0 {
+        b.clock();
+        assert!(b.time < 1000);
+    }
+    assert_eq!((b.reads, b.reading.len()), (4, 0));
+    b.settle();
+    assert_eq!(b.reads as usize, 4 * QPS, "and then they start");
+}
+
+#[test]
+fn a_slot_whose_read_is_under_way_is_not_given_to_another_wqe() {
+    let mut b = Bench::new(4);
+    b.latency = (500, 501);
+    for n in 0..12 {
+        b.post(0, &[sge(0x10_0000 + 0x100 * n, 64)]);
+    }
+    b.ring(0);
+    b.run(40);
+    // four WRITEs with immediate take the four WQEs whose reads still are under way
+    for n in 0..4 {
+        b.offer(Verdict { wqe: Some(n), with_imm: true, ..write(0, 100 + u32::from(n), 0x1000, 8) });
+    }
+    b.run(200);
+    assert_eq!((b.done.len(), b.reads), (4, 4));
+    b.offer(send(0, 104, 4, 64));
+    b.settle();
+    assert_eq!((b.pieces[4].0, b.reads, b.done.len()), (0x5000_0400, 9, 5));
 }
 
 #[test]

@@ -70,6 +70,10 @@ pub struct CommandIo {
     pub query_next_psn: Sig,
     /// Some stage has halted it.
     pub query_halted: Sig,
+    /// MAC address of the board, in force until a command sets another.
+    pub factory_mac: Sig,
+    /// MTU of the board, likewise; 0: 1500.
+    pub factory_mtu: Sig,
     /// MAC address of the port.
     pub port_mac: Sig,
     /// MTU of the port.
@@ -105,6 +109,8 @@ impl Ports for CommandIo {
             query_epsn: p.input("query_epsn", &PSN.into()),
             query_next_psn: p.input("query_next_psn", &PSN.into()),
             query_halted: p.input("query_halted", &1.into()),
+            factory_mac: p.input("factory_mac", &48.into()),
+            factory_mtu: p.input("factory_mtu", &16.into()),
             port_mac: p.output("port_mac", &48.into()),
             port_mtu: p.output("port_mtu", &16.into()),
             count: p.output("count", &()),
@@ -297,8 +303,10 @@ impl Module for Command {
 
         let port_mac = reg_init("port_mac_value", 48, 0);
         let port_mtu = reg_init("port_mtu_value", 16, 1500);
-        io.port_mac.set(port_mac);
-        io.port_mtu.set(port_mtu);
+        let port_set = reg_init("port_set", 1, 0);
+        io.port_mac.set(mux(port_set, port_mac, io.factory_mac));
+        let factory = port_set | io.factory_mtu.eq(0);
+        io.port_mtu.set(mux(factory, port_mtu, io.factory_mtu));
 
         // initialise streams
         let open: Vec<Sig> =
@@ -480,6 +488,7 @@ impl Module for Command {
                     let port = PortConfigBits::unpack(quad);
                     port_mac.set(port.mac);
                     port_mtu.set(port.mtu);
+                    port_set.set(high());
                     phase.set(Phase::Build);
                     step.set(0);
                 })

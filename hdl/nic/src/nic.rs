@@ -100,6 +100,12 @@ pub struct NicIo {
     /// Configuration space.
     #[input]
     pub pcie: PcieConfig,
+    /// MAC address of the board (flash manifest), in force until the driver sets another.
+    #[input(48)]
+    pub factory_mac: Sig,
+    /// MTU of the board, likewise; 0: 1500.
+    #[input(16)]
+    pub factory_mtu: Sig,
     /// Sets `now` (simulation).
     #[input]
     pub now_load: Sig,
@@ -554,6 +560,8 @@ impl Nic {
         command.command_base.set(csr.command_base);
         command.response_base.set(csr.response_base);
         command.log_depth.set(csr.command_log_depth);
+        command.factory_mac.set(io.factory_mac);
+        command.factory_mtu.set(io.factory_mtu);
         command.producer.set(csr.command_producer);
         command.enable.set(csr.command_enable);
 

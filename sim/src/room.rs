@@ -316,7 +316,9 @@ impl Room {
 
     /// Whether every card sleeps and nothing is under way between them; deadlines may be armed.
     pub fn is_quiet(&self) -> bool {
-        self.cards.iter().all(Card::is_asleep) && self.wire_due == NEVER && self.peer.as_ref().is_none_or(|p| !p.eager)
+        self.cards.iter().all(Card::is_asleep)
+            && self.wire_due == NEVER
+            && self.peer.as_ref().is_none_or(|p| !p.eager)
     }
 
     /// Lets time pass until `limit` ps.
@@ -343,11 +345,7 @@ impl Room {
     ///
     /// # Errors
     /// As [`Room::run_to`].
-    pub fn run_until(
-        &mut self,
-        limit: u64,
-        mut done: impl FnMut(&mut Room) -> bool,
-    ) -> Result<bool, Error> {
+    pub fn run_until(&mut self, limit: u64, mut done: impl FnMut(&mut Room) -> bool) -> Result<bool, Error> {
         loop {
             if done(self) {
                 return Ok(true);

@@ -314,11 +314,12 @@ impl Room {
         (due != NEVER).then(|| due.max(self.now))
     }
 
-    /// Whether every card sleeps and nothing is under way between them; deadlines may be armed.
+    /// Whether every card sleeps and nothing is under way: in a root, on the wire, at the peer. Deadlines of cards and
+    /// the peer's timers may be armed.
     pub fn is_quiet(&self) -> bool {
-        self.cards.iter().all(Card::is_asleep)
+        self.cards.iter().all(|card| card.is_asleep() && card.root().quiet())
             && self.wire_due == NEVER
-            && self.peer.as_ref().is_none_or(|p| !p.eager)
+            && self.peer.as_ref().is_none_or(|peer| !peer.eager && peer.arriving.is_empty())
     }
 
     /// Lets time pass until `limit` ps.

@@ -185,11 +185,15 @@ impl CardModel {
     ///
     /// # Errors
     /// The RTL is refused, or a tool is missing or fails.
-    pub fn small(waves: bool, progress: Option<&(dyn Fn(verilated::Progress) + Sync)>) -> Result<Self, Error> {
+    pub fn small(
+        waves: bool,
+        progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
+    ) -> Result<Self, Error> {
         let design = hdl::elaborate(&nic::nic::Nic(nic::Config::small()))
             .map_err(|error| Error::Rtl(error.to_string()))?;
         let verilog = design.verilog(hdl::Style { sources: false });
-        let source = verilated::Source { trace: waves, progress, ..verilated::Source::new(design.top(), &verilog) };
+        let source =
+            verilated::Source { trace: waves, progress, ..verilated::Source::new(design.top(), &verilog) };
         Self::new(Model::build(&source)?)
     }
 
@@ -576,8 +580,11 @@ impl Card {
         if !matches!(self.phase, Phase::PowerOn(_) | Phase::FunctionReset(_)) {
             let time = Time(now);
             if !self.cq.shown {
-                let request =
-                    if self.answering.is_some() { self.root.poll_cq_posted(time) } else { self.root.poll_cq(time) };
+                let request = if self.answering.is_some() {
+                    self.root.poll_cq_posted(time)
+                } else {
+                    self.root.poll_cq(time)
+                };
                 if let Some(request) = request {
                     if request.tlp.header[0] >> 30 & 1 == 0 {
                         self.answering = Some(now + self.config.root.host_timeout.0);
@@ -757,7 +764,9 @@ impl Card {
             }
             Phase::FunctionReset(left) => self.phase = Phase::FunctionReset(left - 1),
             // What arrives during a reset is no part of it: only the pin decides.
-            Phase::Clearing { flr, .. } if self.top.get(pins.quiet) != 0 && self.quiet_clocks >= QUIET_CLOCKS => {
+            Phase::Clearing { flr, .. }
+                if self.top.get(pins.quiet) != 0 && self.quiet_clocks >= QUIET_CLOCKS =>
+            {
                 self.phase = Phase::Running;
                 self.load_now = true;
                 if flr {

@@ -4,13 +4,17 @@
 //! story | vfio-user client > room > card 0: root complex <TLP beats> Verilated RTL <XGMII> wire <XGMII> RTL <> root
 //! ```
 //!
-//! Everything here is sans-IO and runs in simulated time.
+//! Everything here is sans-IO and runs in simulated time, except [`server`], which serves other processes.
 
+pub mod backend;
 pub mod capture;
 pub mod card;
 mod error;
+pub mod function;
 pub mod memory;
 pub mod room;
+pub mod server;
+pub mod story;
 pub mod wire;
 
 pub use error::Error;

@@ -235,9 +235,8 @@ mod tests {
 
     fn memfd(bytes: u64, seals: i32) -> File {
         // SAFETY: a constant name; the descriptor is owned by the File.
-        let file = unsafe {
-            File::from_raw_fd(libc::memfd_create(c"memory".as_ptr(), libc::MFD_ALLOW_SEALING))
-        };
+        let file =
+            unsafe { File::from_raw_fd(libc::memfd_create(c"memory".as_ptr(), libc::MFD_ALLOW_SEALING)) };
         file.set_len(bytes).unwrap();
         // SAFETY: F_ADD_SEALS takes no pointer.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);

@@ -16,9 +16,10 @@ use crate::{
     Error,
     capture::Capture,
     card::{CORE_PERIOD, Card, CardConfig, CardModel, LINE_PERIOD, Violation},
+    function::Function,
     wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, line_time},
 };
-use pcie_sim::{Iommu, RootComplex, Time, TlpRecord};
+use pcie_sim::{Iommu, RootComplex, Time, TlpRecord, config::Enumeration};
 use peer::Endpoint;
 use std::{
     collections::VecDeque,
@@ -101,6 +102,7 @@ pub struct Room {
     logs: Vec<Option<TlpLog>>,
     sights: Option<Vec<Sight>>,
     seed: u64,
+    pub(crate) functions: Vec<Function>,
 }
 
 impl Room {
@@ -120,6 +122,7 @@ impl Room {
             .map(|(i, card)| Card::new(model, card, seed.wrapping_add(i as u64)))
             .collect::<Result<_, _>>()?;
         let logs = cards.iter().map(|_| None).collect();
+        let functions = cards.iter().map(|_| Function::default()).collect();
         Ok(Self {
             cards,
             peer: None,
@@ -132,10 +135,11 @@ impl Room {
             logs,
             sights: None,
             seed,
+            functions,
         })
     }
 
-    /// Runs until every card is out of its reset.
+    /// Runs until every card is out of its reset, then plays firmware: BARs, sizes, memory space on.
     ///
     /// # Errors
     /// A card is not quiet in a million clocks, or its model stopped.
@@ -147,6 +151,9 @@ impl Room {
             {
                 return Err(Error::NeverQuiet { card: card.config().name.clone(), clocks });
             }
+        }
+        for card in 0..self.cards.len() {
+            self.host(card, |root, now| root.enumerate(now, &Enumeration::default()));
         }
         Ok(())
     }
@@ -307,9 +314,12 @@ impl Room {
         (due != NEVER).then(|| due.max(self.now))
     }
 
-    /// Whether every card sleeps and nothing is under way between them; deadlines may be armed.
+    /// Whether every card sleeps and nothing is under way: in a root, on the wire, at the peer. Deadlines of cards and
+    /// the peer's timers may be armed.
     pub fn is_quiet(&self) -> bool {
-        self.cards.iter().all(Card::is_asleep) && self.wire_due == NEVER && self.peer.as_ref().is_none_or(|p| !p.eager)
+        self.cards.iter().all(|card| card.is_asleep() && card.root().quiet())
+            && self.wire_due == NEVER
+            && self.peer.as_ref().is_none_or(|peer| !peer.eager && peer.arriving.is_empty())
     }
 
     /// Lets time pass until `limit` ps.
@@ -336,11 +346,7 @@ impl Room {
     ///
     /// # Errors
     /// As [`Room::run_to`].
-    pub fn run_until(
-        &mut self,
-        limit: u64,
-        mut done: impl FnMut(&mut Room) -> bool,
-    ) -> Result<bool, Error> {
+    pub fn run_until(&mut self, limit: u64, mut done: impl FnMut(&mut Room) -> bool) -> Result<bool, Error> {
         loop {
             if done(self) {
                 return Ok(true);

@@ -33,6 +33,9 @@ pub struct Config {
     pub records: u32,
     /// WQEs of each QP held on chip (power of two).
     pub wqe_slots: u32,
+    /// Receive WQEs of each QP held on chip (power of two). A SEND whose WQE is not here waits one PCIe read: this many
+    /// messages per read latency is what one QP can receive.
+    pub receive_slots: u32,
     /// Bytes of a send WQE that are fetched: header and the SGEs that fit.
     pub wqe_bytes: u32,
     /// SGEs per WQE that the card works on without a miss.
@@ -73,6 +76,7 @@ impl Config {
             cpld: 512,
             records: 2048,
             wqe_slots: 4,
+            receive_slots: 16,
             wqe_bytes: 128,
             sges: 4,
             packet_buffer_bytes: 32768,
@@ -161,6 +165,7 @@ impl Config {
             ("read_tags", self.read_tags),
             ("records", self.records),
             ("wqe_slots", self.wqe_slots),
+            ("receive_slots", self.receive_slots),
             ("wqe_bytes", self.wqe_bytes),
             ("packet_buffer_bytes", self.packet_buffer_bytes),
             ("packet_slots", self.packet_slots),

@@ -299,6 +299,7 @@ impl Nic {
         schedule.fetch.assign(&fetch.wake);
         schedule.respond.assign(&pulse(&place.wake));
         schedule.acknowledge.assign(&pulse(&acknowledge.wake));
+        schedule.command.assign(&command.changed);
         schedule.done.take(&segment.done);
         schedule.room.set(segment.room);
         schedule.fence_valid.set(command.fence_transmit.valid);

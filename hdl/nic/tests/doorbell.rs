@@ -6,7 +6,7 @@ use contract::{CqDoorbell, EqDoorbell, QpRights, Reject, SqDoorbell};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::tx::doorbell::Doorbell;
-use txkit::{Choices, lint, reset};
+use txkit::{Choices, lint, reset, wide};
 
 /// What a doorbell led to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -238,5 +238,7 @@ fn random_writes_do_what_a_table_says_at_one_per_two_clocks() {
 
 #[test]
 fn the_emitted_text_is_clean() {
-    lint(&elaborate(&Doorbell(Config::small())).unwrap());
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Doorbell(c)).unwrap());
+    }
 }

@@ -6,7 +6,7 @@ use contract::{QpQueues, QpRights, QpState};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::tx::fetch::{Fetch, OUTSTANDING};
-use txkit::{Choices, Requester, Tx, lint, reset};
+use txkit::{Choices, Requester, Tx, lint, reset, wide};
 
 const SLOTS: u64 = 4;
 
@@ -328,6 +328,24 @@ fn a_failed_read_is_told_at_its_wqe_and_not_before() {
 }
 
 #[test]
+fn a_reset_of_the_card_leaves_no_slot_waiting() {
+    let mut b = Bench::new();
+    b.post[63] = 4;
+    b.turn(63);
+    b.deliver(0, false);
+    assert_eq!(b.pending.len(), 3);
+    reset(&mut b.s);
+    // the PCIe side forgot its reads as well
+    b.pending.clear();
+    b.start_turn(63, false);
+    b.settle();
+    assert!(!b.items.last().unwrap().present);
+    assert_eq!(b.pending.len(), 4);
+    b.deliver_all();
+    assert!(b.turn(63).0.present);
+}
+
+#[test]
 fn a_reset_forgets_and_dooms_what_is_under_way() {
     let mut b = Bench::new();
     b.post[5] = 2;
@@ -510,5 +528,7 @@ fn a_hit_costs_four_clocks() {
 
 #[test]
 fn the_emitted_text_is_clean() {
-    lint(&elaborate(&Fetch(Config::small())).unwrap());
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Fetch(c)).unwrap());
+    }
 }

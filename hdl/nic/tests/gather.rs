@@ -9,7 +9,7 @@ use nic::flow::{Count, Fault, ReadData, ReadDone, ReadRequest, Segment, Transmit
 use nic::tx::gather::Gather;
 use nic::tx::transmit_buffer::TransmitBuffer;
 use std::collections::VecDeque;
-use txkit::{Choices, lint, reset};
+use txkit::{Choices, lint, reset, wide};
 
 /// gather and the buffer that its reads fill.
 #[derive(Debug)]
@@ -295,7 +295,7 @@ impl Bench {
         let mut bytes = vec![];
         for i in 0..slot.length {
             let at = (slot.address + i) & 0x7fff;
-            if i == 0 || at % 8 == 0 {
+            if i == 0 || at.is_multiple_of(8) {
                 self.s.poke("read", 1);
                 self.s.poke("read_address", at);
                 self.clock();
@@ -646,6 +646,10 @@ fn a_packet_costs_four_clocks_and_one_per_sge() {
 
 #[test]
 fn the_emitted_text_is_clean() {
-    lint(&elaborate(&Gather(Config::small())).unwrap());
-    lint(&elaborate(&TransmitBuffer(Config::small())).unwrap());
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Gather(c)).unwrap());
+    }
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&TransmitBuffer(c)).unwrap());
+    }
 }

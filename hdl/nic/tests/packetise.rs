@@ -393,4 +393,5 @@ fn a_mac_that_takes_nothing_stops_the_stage_without_loss() {
 #[test]
 fn the_emitted_verilog_is_clean() {
     lint(&elaborate(&Packetise(Config::small())).unwrap());
+    lint(&elaborate(&Packetise(Config { name: "wide", data_bytes: 64, ..Config::small() })).unwrap());
 }

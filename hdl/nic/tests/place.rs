@@ -21,7 +21,7 @@ const RQ_BASE: u64 = 0x9000_0000;
 const LOG_DEPTH: u8 = 4;
 
 fn config() -> Config {
-    Config { qps: QPS as u32, mrs: 8, ..Config::small() }
+    Config { qps: QPS as u32, mrs: 8, receive_slots: 4, ..Config::small() }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -63,6 +63,7 @@ struct Reading {
 struct Bench {
     s: Interpreter,
     rams: Vec<Ram>,
+    lanes: usize,
     time: u64,
     pick: Choices,
     /// Host memory: receive WQEs by IOVA.
@@ -93,7 +94,14 @@ const WQE_KEY: u32 = 2 << 8 | 0x11;
 
 impl Bench {
     fn new(seed: u64) -> Bench {
-        let c = config();
+        Bench::sized(seed, 8)
+    }
+    /// With beats of `lanes` bytes.
+    fn sized(seed: u64, lanes: usize) -> Bench {
+        Bench::with_config(seed, Config { data_bytes: lanes as u32, ..config() })
+    }
+    fn with_config(seed: u64, c: Config) -> Bench {
+        let lanes = c.data_bytes as usize;
         let design = elaborate(&Place { config: c.clone() }).unwrap_or_else(|e| panic!("{e}"));
         let mut s = Interpreter::new(&design);
         let mut rams = vec![
@@ -135,6 +143,7 @@ impl Bench {
         let mut b = Bench {
             s,
             rams,
+            lanes,
             time: 0,
             pick: Choices::new(seed),
             host: BTreeMap::new(),
@@ -184,7 +193,7 @@ impl Bench {
         }
         let slot = index & ((1 << LOG_DEPTH) - 1);
         self.host.insert(RQ_BASE + qp as u64 * 0x1_0000 + slot * 64, bytes);
-        self.rams[4].words[qp] = Bits::new(16, u128::from(index + 1 & 0xffff));
+        self.rams[4].words[qp] = Bits::new(16, u128::from((index + 1) & 0xffff));
         index as u16
     }
     fn ring(&mut self, qp: usize) {
@@ -253,15 +262,15 @@ impl Bench {
         if !ripe.is_empty() {
             let i = self.pick.of(&ripe);
             let r = &mut self.reading[i];
-            if r.beat < 8 {
+            if r.beat < 64 / self.lanes as u64 {
                 let bytes = self.host.get(&r.iova).copied().unwrap_or([0xee; 64]);
-                let at = 8 * r.beat as usize;
-                let word = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+                let at = self.lanes * r.beat as usize;
+                let lanes = self.lanes as u32;
                 s.poke("read_data_valid", 1);
                 s.poke("read_data_client", 2);
-                s.poke("read_data_address", r.address + 8 * r.beat);
-                s.poke("read_data_data", word);
-                s.poke("read_data_lanes", 0xff);
+                s.poke("read_data_address", r.address + at as u64);
+                s.poke_bits("read_data_data", &Bits::from_bytes(8 * lanes, &bytes[at..at + self.lanes]));
+                s.poke_bits("read_data_lanes", &Bits::from_bytes(lanes, &[0xff; 8]));
                 r.beat += 1;
             } else {
                 s.poke("read_done_valid", 1);
@@ -502,7 +511,7 @@ fn a_full_miss_queue_drops_sends_at_check_and_loses_nothing_that_was_taken() {
         b.offers.retain(|v| !gone.contains(&v.qp));
     }
     let taken_at_once = 8 * QPS - b.dropped.len();
-    assert!(taken_at_once >= 6 && taken_at_once <= 8, "{taken_at_once}");
+    assert!((6..=8).contains(&taken_at_once), "{taken_at_once}");
     assert_eq!(b.s.peek("room"), 0);
     b.settle();
     assert_eq!(b.s.peek("room"), 1);
@@ -690,7 +699,54 @@ fn a_fence_does_not_wait_for_the_wqe_of_a_qp_that_is_gone() {
 }
 
 #[test]
-fn a_packet_of_one_piece_costs_four_clocks() {
+fn no_read_starts_while_a_fence_drains_those_under_way() {
+    let mut b = Bench::new(4);
+    b.latency = (300, 301);
+    b.settle();
+    for qp in 0..QPS {
+        for _ in 0..12 {
+            b.post(qp, &[sge(0x10_0000, 64)]);
+        }
+    }
+    b.ring(0);
+    b.run(40);
+    assert_eq!(b.reads, 4);
+    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.run(10);
+    for qp in 1..QPS {
+        b.ring(qp);
+    }
+    while b.fences == 0 {
+        b.clock();
+        assert!(b.time < 1000);
+    }
+    assert_eq!((b.reads, b.reading.len()), (4, 0));
+    b.settle();
+    assert_eq!(b.reads as usize, 4 * QPS, "and then they start");
+}
+
+#[test]
+fn a_slot_whose_read_is_under_way_is_not_given_to_another_wqe() {
+    let mut b = Bench::new(4);
+    b.latency = (500, 501);
+    for n in 0..12 {
+        b.post(0, &[sge(0x10_0000 + 0x100 * n, 64)]);
+    }
+    b.ring(0);
+    b.run(40);
+    // four WRITEs with immediate take the four WQEs whose reads still are under way
+    for n in 0..4 {
+        b.offer(Verdict { wqe: Some(n), with_imm: true, ..write(0, 100 + u32::from(n), 0x1000, 8) });
+    }
+    b.run(200);
+    assert_eq!((b.done.len(), b.reads), (4, 4));
+    b.offer(send(0, 104, 4, 64));
+    b.settle();
+    assert_eq!((b.pieces[4].0, b.reads, b.done.len()), (0x5000_0400, 9, 5));
+}
+
+#[test]
+fn a_write_costs_three_clocks_and_a_send_of_one_piece_four() {
     for through_wqe in [false, true] {
         let mut b = Bench::new(1);
         b.write_latency = 2;
@@ -713,6 +769,25 @@ fn a_packet_of_one_piece_costs_four_clocks() {
         let most = if through_wqe { 4.0 } else { 3.0 };
         assert!(per_packet <= most, "{per_packet} clocks per packet, through a WQE: {through_wqe}");
     }
+}
+
+#[test]
+fn sixteen_slots_carry_small_sends_at_the_line_rate_through_a_read_of_a_microsecond() {
+    let mut b = Bench::with_config(1, Config { receive_slots: 16, ..config() });
+    b.latency = (200, 250);
+    b.settle();
+    for n in 0..400u64 {
+        b.post(0, &[sge(0x10_0000 + n, 1)]);
+    }
+    b.ring(0);
+    b.settle();
+    // a smallest frame every 17 clocks is 10 GbE at 250 MHz
+    for n in 0..300u16 {
+        b.offer(send(0, 100 + u32::from(n), n, 1));
+        b.run(17);
+    }
+    b.settle();
+    assert_eq!((b.dropped.len(), b.done.len()), (0, 300));
 }
 
 /// The pieces of `length` bytes at `offset` of a message into these SGEs; what was left over.
@@ -744,7 +819,7 @@ fn walk(sges: &[Sge], offset: u32, length: u32, address: u32) -> Vec<Piece> {
 fn random_messages_land_where_the_model_says_whatever_the_host_does() {
     for seed in 1..=10 {
         let mut pick = Choices::new(seed * 77);
-        let mut b = Bench::new(seed);
+        let mut b = Bench::sized(seed, if seed % 2 == 0 { 64 } else { 8 });
         b.slow = 1 + seed % 4;
         b.latency = (5, 10 + 40 * (seed % 5));
         b.write_latency = seed * 7 % 50;
@@ -847,4 +922,6 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
 #[test]
 fn the_emitted_module_is_clean() {
     bench::lint(&elaborate(&Place { config: Config::small() }).unwrap());
+    let wide = Config { name: "wide", data_bytes: 64, packet_buffer_bytes: 1 << 18, ..Config::small() };
+    bench::lint(&elaborate(&Place { config: wide }).unwrap());
 }

@@ -24,7 +24,8 @@ struct Got {
 
 struct Rig {
     sim: Interpreter,
-    beats: VecDeque<(u64, bool, usize, bool)>,
+    width: usize,
+    beats: VecDeque<(Vec<u8>, bool, usize, bool)>,
     got: Vec<Got>,
     rejects: Vec<(Reject, usize)>,
     now: usize,
@@ -37,6 +38,7 @@ struct Rig {
 
 impl Rig {
     fn new(config: Config, mtu: u64) -> Rig {
+        let width = config.data_bytes as usize;
         let design = elaborate(&PacketBuffer(config)).unwrap();
         let mut sim = Interpreter::new(&design);
         sim.poke("reset", 1);
@@ -46,6 +48,7 @@ impl Rig {
         sim.poke("port_mtu", mtu);
         Rig {
             sim,
+            width,
             beats: VecDeque::new(),
             got: vec![],
             rejects: vec![],
@@ -60,11 +63,11 @@ impl Rig {
     fn offer(&mut self, frame: &[u8]) {
         let (body, fcs) = frame.split_at(frame.len().saturating_sub(4));
         let error = fcs != (!crc32(u32::MAX, body)).to_le_bytes();
-        let n = frame.len().div_ceil(8);
-        for (i, chunk) in frame.chunks(8).enumerate() {
-            let mut bytes = [0; 8];
-            bytes[..chunk.len()].copy_from_slice(chunk);
-            self.beats.push_back((u64::from_le_bytes(bytes), i + 1 == n, chunk.len(), error));
+        let n = frame.len().div_ceil(self.width);
+        for (i, chunk) in frame.chunks(self.width).enumerate() {
+            let mut bytes = chunk.to_vec();
+            bytes.resize(self.width, 0);
+            self.beats.push_back((bytes, i + 1 == n, chunk.len(), error));
         }
     }
     fn clock(&mut self) {
@@ -72,8 +75,8 @@ impl Rig {
         assert_eq!(s.peek("frame_ready"), 1, "the mac is never held up");
         let beat = self.beats.pop_front();
         s.poke("frame_valid", u64::from(beat.is_some()));
-        let (data, last, bytes, error) = beat.unwrap_or((0x5555, false, 8, true));
-        s.poke("frame_data", data);
+        let (data, last, bytes, error) = beat.unwrap_or((vec![0x55; self.width], false, self.width, true));
+        s.poke_bits("frame_data", &Bits::from_bytes(self.width as u32 * 8, &data));
         s.poke("frame_last", u64::from(last));
         s.poke("frame_bytes", bytes as u64);
         s.poke("frame_error", u64::from(error));
@@ -134,7 +137,7 @@ impl Rig {
     fn payload(&self, address: usize, length: usize) -> Vec<u8> {
         let size = Config::small().packet_buffer_bytes as usize;
         (address..address + length)
-            .map(|a| self.sim.peek_memory("ring", (a % size / 8) as u32).to_bytes()[a % 8])
+            .map(|a| self.sim.peek_memory("ring", (a % size / self.width) as u32).to_bytes()[a % self.width])
             .collect()
     }
     fn drain(&mut self) {
@@ -216,7 +219,18 @@ fn a_write(length: usize) -> Vec<u8> {
 
 #[test]
 fn every_captured_packet_means_the_same_to_the_card_as_to_the_reader() {
-    let mut rig = Rig::new(Config::small(), 4200);
+    for width in [8, 64] {
+        captured(width);
+    }
+}
+
+/// The small card at another width.
+fn at_width(data_bytes: u32) -> Config {
+    Config { data_bytes, ..Config::small() }
+}
+
+fn captured(width: u32) {
+    let mut rig = Rig::new(at_width(width), 4200);
     let all: Vec<_> = golden().into_iter().map(|(n, f)| (n, to_us(f))).collect();
     let mut bytes = 0;
     for (_, frame) in &all {
@@ -239,7 +253,11 @@ fn every_captured_packet_means_the_same_to_the_card_as_to_the_reader() {
     assert_eq!(rig.got.len(), all.len());
     for (got, (name, frame)) in rig.got.iter().zip(&all) {
         assert_eq!(got.said, expected(frame), "{name}");
-        assert_eq!(got.address % 8, header_bytes(frame[42]) % 8, "{name}: payload lies as it came");
+        assert_eq!(
+            got.address % rig.width,
+            header_bytes(frame[42]) % rig.width,
+            "{name}: payload lies as it came"
+        );
     }
     assert_eq!(rig.counted, (all.len(), bytes));
     for (got, ended) in rig.got.iter().zip(&rig.ended) {
@@ -249,8 +267,15 @@ fn every_captured_packet_means_the_same_to_the_card_as_to_the_reader() {
 
 #[test]
 fn every_single_bit_is_guarded_by_name_even_when_the_fcs_is_right() {
+    // the wide card is slow to interpret: every eleventh bit there
+    for (width, step) in [(8, 1), (64, 11)] {
+        guarded(width, step);
+    }
+}
+
+fn guarded(width: u32, step: usize) {
     let frame = a_write(13);
-    let mut rig = Rig::new(Config::small(), 1500);
+    let mut rig = Rig::new(at_width(width), 1500);
     assert!(rig.judge(&with_fcs(&frame)).is_ok());
     let name = |at: usize| match at {
         0..6 => Some(Reject::WrongDestinationMac),
@@ -261,7 +286,7 @@ fn every_single_bit_is_guarded_by_name_even_when_the_fcs_is_right() {
         6..12 | 40 | 41 | 46 => None,
         _ => Some(Reject::BadIcrc),
     };
-    for bit in 0..frame.len() * 8 {
+    for bit in (0..frame.len() * 8).step_by(step) {
         let mut flipped = frame.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         let got = rig.judge(&with_fcs(&flipped));
@@ -410,14 +435,20 @@ fn unknown_versions_and_opcodes_are_named() {
 
 #[test]
 fn the_shortest_frames_back_to_back_are_all_taken() {
-    let mut rig = Rig::new(Config::small(), 1500);
+    for width in [8, 64] {
+        shortest(width);
+    }
+}
+
+fn shortest(width: u32) {
+    let mut rig = Rig::new(at_width(width), 1500);
     let mut said = read(&a_write(0));
     (said.opcode, said.reth) = (0x04, None);
     for n in 0..300u32 {
         said.psn = n;
         rig.offer(&with_fcs(&build(&said, n as u16)));
     }
-    assert_eq!(rig.beats.len(), 300 * 8, "a beat in every clock: denser than any line");
+    assert_eq!(rig.beats.len(), 300 * 64 / rig.width, "a beat in every clock: denser than any line");
     let mut given = 0;
     while !rig.beats.is_empty() || given < rig.got.len() {
         if given < rig.got.len() {
@@ -505,7 +536,7 @@ fn a_frame_that_the_mac_cut_short_is_counted_as_buffer_full() {
     let mut rig = Rig::new(Config::small(), 1500);
     rig.offer(&with_fcs(&a_write(100)));
     rig.beats.truncate(9);
-    rig.beats.push_back((0, true, 0, true));
+    rig.beats.push_back((vec![0; 8], true, 0, true));
     rig.offer(&with_fcs(&a_write(100)));
     rig.drain();
     assert_eq!(rig.rejects.iter().map(|r| r.0).collect::<Vec<_>>(), [Reject::BufferFull]);
@@ -528,15 +559,15 @@ fn the_write_engine_reads_a_word_one_clock_after_its_address() {
 
 #[test]
 fn any_mixture_of_good_and_bad_frames_with_any_order_of_release_loses_nothing() {
-    for seed in 1..=3 {
+    for (seed, width, frames) in [(1, 8, 300), (3, 64, 150)] {
         let mut pick = Choices(seed);
-        let mut rig = Rig::new(Config { packet_slots: 16, ..Config::small() }, 1100);
+        let mut rig = Rig::new(Config { packet_slots: 16, ..at_width(width) }, 1100);
         let (mut good, mut bad) = (vec![], 0);
         let mut given = 0;
         let mut held: Vec<(usize, u64)> = vec![];
-        for n in 0..400 {
+        for n in 0..frames {
             let mut f = a_write(pick.below(1000) as usize);
-            f[51..54].copy_from_slice(&(n as u32).to_be_bytes()[1..]);
+            f[51..54].copy_from_slice(&u32::to_be_bytes(n)[1..]);
             fix_icrc(&mut f);
             let mut f = with_fcs(&f);
             if pick.below(3) == 0 {
@@ -551,11 +582,10 @@ fn any_mixture_of_good_and_bad_frames_with_any_order_of_release_loses_nothing() 
                 good.push(f.clone());
             }
             rig.offer(&f);
-            for _ in 0..pick.below(30) {
+            let mut pause = pick.below(30);
+            while !rig.beats.is_empty() || pause > 0 {
                 rig.clock();
-            }
-            while !rig.beats.is_empty() {
-                rig.clock();
+                pause = pause.saturating_sub(1);
                 while given < rig.got.len() {
                     held.push((given, rig.got[given].slot));
                     given += 1;
@@ -583,4 +613,5 @@ fn the_emitted_verilog_is_clean() {
     lint(&elaborate(&Parse(Config::small())).unwrap());
     lint(&elaborate(&Verify(Config::small())).unwrap());
     lint(&elaborate(&PacketBuffer(Config::small())).unwrap());
+    lint(&elaborate(&PacketBuffer(Config { name: "wide", ..at_width(64) })).unwrap());
 }

@@ -326,10 +326,11 @@ impl QpShared {
         }
     }
 
-    /// Writes the words in which `context` differs from what the card has, and always word 0, which holds the state.
+    /// Writes the words in which `context` differs from what the card has, and always words 0 to 2: the card takes state,
+    /// retries and PSNs as a whole.
     fn write_context(&self, control: &mut Control, context: QpContext, arguments: Arguments) -> Result<()> {
         let (old, new) = (control.context.to_words(), context.to_words());
-        let changed = (0..16).filter(|i| old[*i] != new[*i]).fold(1u16, |mask, i| mask | 1 << i);
+        let changed = (0..16).filter(|i| old[*i] != new[*i]).fold(7u16, |mask, i| mask | 1 << i);
         let arguments = Arguments { word_mask: changed, data: new, ..arguments };
         self.inner.commands.execute(CommandOpcode::ModifyQp, self.qpn, &arguments)?;
         control.context = context;

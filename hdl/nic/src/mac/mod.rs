@@ -50,7 +50,7 @@ pub struct MacIo {
     /// Frames received, with FCS (core clock).
     #[source(c.0.clone())]
     pub receive: Stream<FrameBeat>,
-    /// Every frame that entered `transmit` has started on the line.
+    /// Every frame that entered `transmit` has left the pins (core clock, some clocks late).
     #[output]
     pub idle: Sig,
     /// XGMII transmit data (transmit clock).
@@ -99,9 +99,9 @@ impl Module for Mac {
             entered.set(entered + 1);
             entered_gray.set(gray(entered + 1));
         });
-        let started_gray = tx.within(|| reg_init("frames_started_gray", count, 0));
-        let started_seen = binary(synchronise("frames_started_seen", started_gray));
-        io.idle.set(entered.eq(started_seen) & !io.transmit.valid);
+        let left_gray = tx.within(|| reg_init("frames_left_gray", count, 0));
+        let left_seen = binary(synchronise("frames_left_seen", left_gray));
+        io.idle.set(entered.eq(left_seen) & !io.transmit.valid);
         let transmit = tx.within(|| {
             let seen = synchronise("frames_seen", entered_gray);
             // two clocks later than the FIFO's own pointer, so that the last beat is in sight when its frame counts
@@ -110,9 +110,11 @@ impl Module for Mac {
             let started = reg_init("frames_started", count, 0);
             let transmit = instance("transmitter", &transmit::Transmit(c.clone()));
             transmit.whole.set(seen.ne(started));
-            when(transmit.started, || {
-                started.set(started + 1);
-                started_gray.set(gray(started + 1));
+            when(transmit.started, || started.set(started + 1));
+            let left = reg_init("frames_left", count, 0);
+            when(transmit.left, || {
+                left.set(left + 1);
+                left_gray.set(gray(left + 1));
             });
             transmit
         });

@@ -52,6 +52,9 @@ pub struct TransmitIo {
     /// Pulse: a frame starts; `whole` speaks of the one behind it from the next clock on.
     #[output]
     pub started: Sig,
+    /// Pulse: a frame has left; its Terminate is behind the pins.
+    #[output]
+    pub left: Sig,
     /// XGMII data, lane 0 lowest.
     #[output(64)]
     pub txd: Sig,
@@ -128,6 +131,9 @@ impl Module for Transmit {
         let p_last = delay("p_last", last);
         let p_bytes = delay("p_bytes", bytes);
         let p_data = delay("p_data", data);
+
+        // four stages to the pins, a column that FCS or Terminate spill into, half a column for a Start in lane 4
+        io.left.set((1..=6).fold(last, |s, i| delay_init(&format!("left_{i}"), s)));
 
         // 2: whole columns into the register; the zeros behind the end are stepped back over in 3
         let register = reg("fcs_register", 32);

@@ -19,7 +19,8 @@
 //! * One error CQE per QP, then `halt`; the rest is flushed by the driver.
 //!
 //! Timers are deadlines compared with `now`. A deadline is set T = 4.096 us * 2^code ahead (at most 2^38 clocks); the
-//! scan visits every QP in at most 9 clocks each while events press, so it acts between T and 4T. Code 0 never acts.
+//! scan makes one step after every event, 2 clocks each without events (128 clocks for 64 QPs, T of code 1 is 2048), so it
+//! acts between T and 4T. Code 0 never acts.
 //! `next_due` is the earliest deadline as of the last whole scan; `idle` says that this scan began after the last change
 //! and that nothing is due or under way. A new epoch is made only if segment obeyed the last one, so that the 4-bit
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow.

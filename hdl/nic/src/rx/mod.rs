@@ -6,6 +6,6 @@ pub mod parse;
 pub mod verify;
 pub mod packet_buffer;
 pub mod check;
-pub mod acknowledge;
-pub mod receive_wqes;
 pub mod place;
+pub mod receive_wqes;
+pub mod acknowledge;

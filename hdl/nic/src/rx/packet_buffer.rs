@@ -19,7 +19,7 @@ use crate::flow::{Count, FrameBeat, Headers};
 use crate::prim::fifo::Fifo;
 use crate::rx::parse::Parse;
 use crate::rx::verify::{Verify, ipv4_gid};
-use crate::tx::packetise::BASE;
+use crate::tx::packetise::{BASE, at_least};
 use contract::Reject;
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, mux,
@@ -113,11 +113,18 @@ impl Module for PacketBuffer {
     }
     fn body(&self, io: &PacketBufferIo) {
         let c = &self.0;
-        assert!(c.data_bytes == 8, "packet buffer: data_bytes = {}, only 8 is built so far", c.data_bytes);
         let words = c.packet_buffer_bytes / c.data_bytes;
         let (bits, slot_bits) = (index_width(words), c.packet_slot_bits());
-        // beats before this one hold no payload, and verify has judged the frame before when it comes
+        // beats before this one hold no payload
         let skip = BASE / c.data_bytes;
+        // verify answers four clocks after the frame's last beat. Where no beat is skipped the next frame would be
+        // stored meanwhile: beats wait so that its first is stored in the very clock of the answer
+        let wait = if skip == 0 { 3 } else { 0 };
+        assert!(
+            skip == 0 || skip >= 4,
+            "packet buffer: data_bytes = {} is neither narrow nor wide",
+            c.data_bytes
+        );
 
         let parse = instance("parse", &Parse(c.clone()));
         parse.valid.set(io.frame.valid);
@@ -134,16 +141,23 @@ impl Module for PacketBuffer {
         let tail = reg_init("tail", bits + 1, 0);
         let start = reg_init("start", bits + 1, 0);
         let head = reg_init("head", bits + 1, 0);
-        let full = (tail - head).eq(u64::from(words)).named("full");
+        let late = |name: &str, s: Sig| (0..wait).fold(s, |s, i| delay_init(&format!("{name}_{i}"), s));
+        let store = late("store", parse.store);
+        let data = late("store_data", parse.store_data);
+        let last = late("store_last", parse.store_last);
+        let wanted = late("wanted", parse.store & at_least(parse.store_number, skip));
+        let accept = hdl::wire("accept", 1);
+        let at = mux(verify.done & !accept, start, tail).named("store_at");
+        let full = (at - head).eq(u64::from(words)).named("full");
         let refused = reg_init("refused", 1, 0);
-        let wanted = parse.store & parse.store_number.ge(u64::from(skip));
         let refuse = wanted & (full | refused);
-        memory.write(wanted & !refuse, tail.bits(0, bits), parse.store_data);
-        when(wanted & !refuse, || tail.set(tail + 1));
+        memory.write(wanted & !refuse, at.bits(0, bits), data);
+        tail.set(mux(wanted & !refuse, at + 1, at));
         when(refuse, || refused.set(1));
-        when(parse.store & parse.store_last, || refused.set(0));
-        // verify answers four clocks after the last beat was offered
-        let overflow = (1..=4).fold(refuse | refused, |s, i| delay_init(&format!("overflow_{i}"), s));
+        when(store & last, || refused.set(0));
+        let overflow = (wait..4)
+            .fold(refuse | refused, |s, i| delay_init(&format!("overflow_{i}"), s))
+            .named("overflow");
         io.read_word.set(memory.read("read", high(), io.read_address));
 
         // slots
@@ -169,11 +183,9 @@ impl Module for PacketBuffer {
             instance("queue", &Fifo { depth: WAITING, width: Headers::total_width(c) - 2 * (128 - 32) });
         let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
         let room = !overflow & !no_slot & queue.input.ready;
-        let accept = (verify.done & verify.good & room).named("accept");
-        hdl::assert_always("a_frame_is_judged_before_the_next_is_stored", !(verify.done & wanted));
+        accept.set(verify.done & verify.good & room);
         let slot = newest.bits(0, slot_bits);
         ends.write(accept, slot, tail);
-        when(verify.done & !accept, || tail.set(start));
         when(accept, || {
             start.set(tail);
             newest.set(newest + 1);

@@ -11,13 +11,15 @@
 use crate::config::Config;
 use crate::flow::FrameBeat;
 use crate::prim::crc::residues;
-use crate::tx::packetise::{BASE, COVERED, MOST, icrc_start, icrc_view};
+use crate::tx::packetise::{BASE, COVERED, MOST, at_least, icrc_start, icrc_view};
 use hdl::{
     Bundle, Module, Ports, Sig, cat, crc32_next, delay, delay_init, lit, mux, reg, reg_init, select, when,
 };
 
-/// Bits of a beat's number; it stays at the greatest, so that a frame without end is merely long.
-pub const BEAT: u32 = 13;
+/// Bits of a beat's number. It stays at the greatest: a frame without end is merely long, 64 KiB.
+pub fn beat_bits(c: &Config) -> u32 {
+    16 - c.lane_bits()
+}
 
 /// A whole frame, taken apart. Header fields are in network order: first byte most significant.
 #[derive(Bundle, Clone, Copy, Debug)]
@@ -66,7 +68,7 @@ pub struct ParseIo {
     #[output]
     pub store: Sig,
     /// Its number within the frame.
-    #[output(BEAT)]
+    #[output(beat_bits(&c.0))]
     pub store_number: Sig,
     /// It is the last.
     #[output]
@@ -92,12 +94,12 @@ impl Module for Parse {
     }
     fn body(&self, io: &ParseIo) {
         let c = &self.0;
-        let (bytes, lanes) = (c.data_bytes, c.lane_bits());
+        let (bytes, lanes, beat) = (c.data_bytes, c.lane_bits(), beat_bits(c));
 
         // 1: number the beats
-        let number = reg_init("number", BEAT, 0);
+        let number = reg_init("number", beat, 0);
         when(io.valid, || {
-            number.set(mux(io.frame.last, lit(BEAT, 0), mux(number.all(), number, number + 1)))
+            number.set(mux(io.frame.last, lit(beat, 0), mux(number.all(), number, number + 1)))
         });
         let stage = |name: &str, from: [Sig; 5]| -> [Sig; 5] {
             let names = ["number", "data", "last", "bytes", "error"];
@@ -107,19 +109,19 @@ impl Module for Parse {
         let valid_1 = delay_init("valid_1", io.valid);
         let one = stage("one", first);
 
-        // 2: how far the ICRC reaches, from the total length
+        // 2: how far the ICRC reaches: the total length is kept when its beat arrives here
         let valid_2 = delay_init("valid_2", valid_1);
         let two = stage("two", one);
         let at = COVERED + 2;
-        let length_beat = u64::from(at / bytes);
-        let total_length =
-            cat(&[two[1].byte(at % bytes), two[1].byte(at % bytes + 1)]).extend(BEAT + lanes + 1);
-        let end_now = total_length + u64::from(COVERED) - 1;
-        let end_kept = reg("icrc_end", BEAT + lanes + 1);
-        when(valid_2 & two[0].eq(length_beat), || end_kept.set(end_now));
-        // a beat that holds the length, and those before, lie before the end of any packet that verify lets pass
-        let early = two[0].le(length_beat);
-        let end_beat = end_kept.bits(lanes, BEAT);
+        let length_beat = at / bytes;
+        let total_length = cat(&[one[1].byte(at % bytes), one[1].byte(at % bytes + 1)]).extend(17);
+        let end_kept = reg("icrc_end", 17);
+        when(valid_1 & one[0].eq(u64::from(length_beat)), || {
+            end_kept.set(total_length + u64::from(COVERED) - 1)
+        });
+        let early = !at_least(two[0], length_beat);
+        let end_beat = end_kept.bits(lanes, beat);
+        // a datagram of 65522 bytes and more never ends here; it is oversize
         let closing = !early & two[0].eq(end_beat) & !end_kept.msb();
         let behind = !early & two[0].gt(end_beat) & !end_kept.msb();
         let end_lane = end_kept.bits(0, lanes);
@@ -137,7 +139,7 @@ impl Module for Parse {
         let three = stage("three", two);
         let covered = delay("covered", cat(&inside));
         let starts = delay("icrc_starts", two[0].eq(u64::from(COVERED / bytes)));
-        let counts = delay("icrc_counts", two[0].ge(u64::from(COVERED / bytes)) & !behind);
+        let counts = delay("icrc_counts", at_least(two[0], COVERED / bytes) & !behind);
         let closes = delay("icrc_closes", closing);
         let closes_at = delay("icrc_closes_at", end_lane.extend(lanes + 1) + 1);
         let register = reg("icrc_register", 32);

@@ -8,7 +8,7 @@
 //! after the write engine has told that a piece was `written`, in order: the tail (ACK or NAK) in `placed`, the receive
 //! CQE, the slot, a wake for schedule.
 //!
-//! A WRITE or a SEND of one piece takes 4 clocks (measured), each further piece 2, each SGE that is skipped 1; a packet
+//! A WRITE takes 3 clocks, a SEND of one piece 4 (measured), each further piece 2, each SGE that is skipped 1; a packet
 //! without payload 3. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
 //! notify, and for a free miss entry (a packet that must go behind a parked one of its QP).
 //!

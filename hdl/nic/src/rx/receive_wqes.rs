@@ -143,13 +143,13 @@ enum Slot {
 }
 
 impl ReceiveWqes {
-    /// WQEs held per QP: `wqe_slots`, or fewer if the client's address space or names do not reach.
+    /// WQEs held per QP: `receive_slots`, or fewer if the client's address space or names do not reach.
     ///
     /// # Panics
     /// If not even two per QP fit.
     pub fn slots(&self) -> u32 {
         let most = (1 << READ_ADDRESS) / RECEIVE_WQE;
-        let slots = self.config.wqe_slots.min(most.min(1 << READ_ID) / self.config.qps);
+        let slots = self.config.receive_slots.min(most.min(1 << READ_ID) / self.config.qps);
         assert!(
             slots >= 2,
             "config `{}`: {} QPs are more than place can hold WQEs of",

@@ -18,7 +18,7 @@
 //! until the QP is reset. The fence token waits until no read is pending, then passes.
 //!
 //! Throughput: a turn per 4 clocks when at most one WQE is to be read, one clock more for each further one; the end of a
-//! read and an initialisation cost 3 clocks each. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE
+//! read and an initialisation cost 3 clocks each; after reset the tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE
 //! under the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and
 //! its QP is woken to try again.
 
@@ -189,7 +189,11 @@ impl Module for Fetch {
         let take_init = !take_done & io.initialise.valid;
         let fence_ready = pending.none();
         let take_turn = !take_done & !take_init & io.turn.valid & (!io.turn.data.fence | fence_ready);
-        let at_rest = phase.eq(0);
+        // after reset the tags are cleared, one QP per clock: what they say of pending reads is void
+        let sweep = reg_init("sweep", c.qp_bits() + 1, 0);
+        let sweeping = !sweep.msb();
+        when(sweeping, || sweep.set(sweep + 1));
+        let at_rest = (phase.eq(0) & !sweeping).named("at_rest");
         let qp = reg("qp", c.qp_bits());
         let qp_now =
             mux(take_done, done_qp, mux(take_init, io.initialise.data.qp, io.turn.data.qp)).named("qp_now");
@@ -356,10 +360,12 @@ impl Module for Fetch {
             .collect();
         let settling = phase.eq(2) & job.eq(Job::Done as u64);
         let clearing = phase.eq(2) & job.eq(Job::Initialise as u64);
+        let tag_changes =
+            settling | (clearing & io.initialise.data.reset) | (over & issued_now.any()) | sweeping;
         tags.write(
-            settling | (clearing & io.initialise.data.reset) | (over & issued_now.any()),
-            qp,
-            cat(&new_line),
+            tag_changes,
+            mux(sweeping, sweep.bits(0, c.qp_bits()), qp),
+            cat(&new_line) & !sweeping.repeat(line_bits),
         );
         when(settling | clearing, || phase.set(0));
         ended.output.ready.set(settling);

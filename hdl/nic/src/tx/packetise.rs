@@ -159,6 +159,11 @@ pub fn icrc_start(bytes: u32) -> Sig {
     lit(32, u64::from(crc32_back(ICRC_START, (COVERED % bytes) as usize)))
 }
 
+/// `n` or more; a constant for 0, of which a comparison would be a lint warning.
+pub(crate) fn at_least(value: Sig, n: u32) -> Sig {
+    if n == 0 { high() } else { value.ge(u64::from(n)) }
+}
+
 /// The ones' complement sum of 16-bit words, folded once: 17 bits.
 pub(crate) fn sum16(words: &[Sig]) -> Sig {
     let total = words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words");
@@ -383,7 +388,7 @@ impl Module for Packetise {
         let b_data = delay("b_data", merged);
         let b_covered = delay("b_covered", covered);
         let b_first = delay("b_first", a_beat.eq(u64::from(COVERED / bytes)));
-        let b_counts = delay("b_counts", a_beat.ge(u64::from(COVERED / bytes)) & !a_behind);
+        let b_counts = delay("b_counts", at_least(a_beat, COVERED / bytes) & !a_behind);
         let pipe = |from: [Sig; 5], stage: &str| -> [Sig; 5] {
             let names = ["closing", "behind", "icrc_lane", "last", "bytes"];
             std::array::from_fn(|i| delay(&format!("{stage}_{}", names[i]), from[i]))

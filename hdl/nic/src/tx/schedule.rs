@@ -1,7 +1,7 @@
 //! schedule: who may work now.
 //!
 //! ```text
-//! wakes (doorbell, fetch, respond, acknowledge), `again` -> ready ----\
+//! wakes (doorbell, fetch, respond, acknowledge, command), `again` -> ready ----\
 //!                                  turn given, TurnDone  -> busy  -----> candidates | choose | Turn
 //! ```
 //! A bit `ready` per QP is set by any wake and cleared when the turn is given; a bit `busy` is set by the turn and cleared
@@ -13,7 +13,7 @@
 //! queue behind payload and nobody spins.
 //! A fence request goes out as a turn of its own, before any candidate and behind all turns given.
 //!
-//! Throughput: a turn per 2 clocks. Latency from wake to turn: 3 clocks. Wakes are never refused, four and a
+//! Throughput: a turn per 2 clocks. Latency from wake to turn: 3 clocks. Wakes are never refused, five and a
 //! `TurnDone` in one clock. Back-pressure: `turn`.
 
 use crate::config::Config;
@@ -41,6 +41,9 @@ pub struct ScheduleIo {
     /// The window, the una triple or the epoch moved, or an RNR wait ended.
     #[input(c.0.clone())]
     pub acknowledge: WakePulse,
+    /// The QP's context changed (SQD to RTS: what was posted meanwhile may go).
+    #[input(c.0.clone())]
+    pub command: WakePulse,
     /// Ends of turns; always taken.
     #[sink(c.0.clone())]
     pub done: Stream<TurnDone>,
@@ -139,6 +142,7 @@ impl Module for Schedule {
         let woken = one(io.doorbell.valid, io.doorbell.qp)
             | one(io.fetch.valid, io.fetch.qp)
             | one(io.acknowledge.valid, io.acknowledge.qp)
+            | one(io.command.valid, io.command.qp)
             | answer
             | again;
         // a wake in the clock of the turn stays

@@ -5,15 +5,15 @@
 //! WorkItem ---------------------------------------------------------------------> data    (to gather, FIFO of 4)
 //!                                                                           \---> control (to packetise, FIFO of 2)
 //! ```
-//! What a turn does, the first that applies:
-//! 1. the fence token passes into `data`, in order;
-//! 2. a rewind not yet obeyed, or a cursor that acknowledgements have overtaken: the cursor goes to the una triple;
-//! 3. a response is owed (`placed.tail_seq != tx.paid`) and the QP is ready to receive: the tail goes out on `control`,
-//!    whatever is halted;
-//! 4. the WQE under the cursor is present and may be sent: a packet. A WQE met for the first time gets its PSNs and its
-//!    outstanding record now and never again;
-//! 5. that WQE is bad: a new one gets a record with its status, `tx.halt` and a `kick`; one under replay (its record
-//!    stands already) a [`Fault`], and acknowledge decides.
+//! The fence token passes into `data`, in order. A turn does two things, on two ways that do not wait for each other:
+//! * a response is owed (`placed.tail_seq != tx.paid`) and the QP is ready to receive: the tail goes out on `control`,
+//!   whatever is halted;
+//! * of the send queue, the first that applies:
+//!   1. a rewind not yet obeyed, or a cursor that acknowledgements have overtaken: the cursor goes to the una triple;
+//!   2. the WQE under the cursor is bad: a new one gets a record with its status, `tx.halt` and a `kick`; one under
+//!      replay (its record stands already) a [`Fault`], and acknowledge decides;
+//!   3. it is present and may be sent: a packet. A WQE met for the first time gets its PSNs and its outstanding record
+//!      now and never again.
 //!
 //! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
 //!
@@ -25,6 +25,7 @@
 //! AckReq: last packet of a message, every 16th without, and the packet that closes the window: without it a
 //! window smaller than a message would wait for the timeout.
 //! Replay never assigns PSNs. A cursor outside of its WQE (a triple that acknowledge is still moving) sends nothing.
+//! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
 //! Not in this version: READ, atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
 
@@ -228,7 +229,7 @@ impl Module for Segment {
         let limit = mux(rights.max_inflight.any(), rights.max_inflight.extend(PSN), lit(PSN, WINDOW));
         let in_flight = (psn_now - requester.una_psn).named("in_flight");
         let open = computed("open", in_flight.lt(limit));
-        let closing = computed("closing", (in_flight + 1).ge(limit));
+        let closing = computed("closing", in_flight.ge(limit - 1));
         let final_wqe = computed("final_wqe", (tx.cursor_wqe + 1).eq(work.producer));
         // SGEs that the stride holds
         let fit = mux(queues.sq_log_stride.le(6), lit(8, 2), lit(8, u64::from(c.sges)));
@@ -258,8 +259,8 @@ impl Module for Segment {
         let is_fence = !initialising & work.fence;
         let turn = !initialising & !work.fence;
         let does_jump = turn & jump;
-        let does_answer = turn & !jump & owes;
-        let sendable = turn & !jump & !owes & may_send;
+        let does_answer = turn & owes;
+        let sendable = turn & !jump & may_send;
         let does_refuse = sendable & bad & fresh & record_free;
         let does_fault = sendable & bad & !fresh;
         let could_send = sendable & !bad & open & inside & (!fresh | record_free);
@@ -277,12 +278,7 @@ impl Module for Segment {
 
         let ends_queue = is_last & final_wqe;
         io.done.data.qp.set(work.qp);
-        io.done.data.again.set(
-            does_jump
-                | (does_answer & may_send)
-                | (does_send & !ends_queue & !closing)
-                | (could_send & !data.ready),
-        );
+        io.done.data.again.set(does_jump | (does_send & !ends_queue & !closing) | (could_send & !data.ready));
 
         // what leaves
         let is_write = wqe.opcode.bit(1).none();
@@ -380,7 +376,6 @@ impl Module for Segment {
             next.cursor_psn.set(requester.una_psn);
             next.cursor_first.set(requester.una_first);
         })
-        .elif(does_answer, || next.paid.set(placed.tail_seq))
         .elif(does_refuse, || {
             next.assigned.set(tx.assigned + 1);
             next.cursor_psn.set(start_psn);
@@ -398,6 +393,7 @@ impl Module for Segment {
             next.cursor_first.set(mux(is_last, psn + 1, first));
             when(is_last, || next.cursor_wqe.set(tx.cursor_wqe + 1));
         });
+        when(does_answer, || next.paid.set(placed.tail_seq));
         let changes = initialising | does_jump | does_answer | does_refuse | does_send;
         io.tx_write.enable.set(fires & changes);
         io.tx_write.address.set(mux(initialising, init.qp, work.qp));

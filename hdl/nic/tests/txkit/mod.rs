@@ -120,3 +120,18 @@ pub fn lint(design: &Design) {
         Err(e) => eprintln!("lint of {} skipped: verilator: {e}", design.top()),
     }
 }
+
+/// The sizes of a 512-bit card, to see that every width follows.
+pub fn wide() -> nic::Config {
+    nic::Config {
+        name: "wide",
+        data_bytes: 64,
+        qps: 128,
+        mrs: 1024,
+        records: 8192,
+        wqe_slots: 4,
+        transmit_buffer_bytes: 65536,
+        transmit_slots: 64,
+        ..nic::Config::small()
+    }
+}

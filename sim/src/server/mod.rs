@@ -1,0 +1,181 @@
+//! Cards for other processes: a vfio-user socket per card, one thread that owns the room, paced time.
+//!
+//! ```text
+//! client ── socket ── protocol thread ── requests ──▶ room thread: cards, wire, clock
+//! client ── socket ── protocol thread ──┘        ◀── answers, eventfds, the clients' memory
+//! ```
+//!
+//! In: connections to `DIR/cardN.sock`. Out: PCI functions with regions, DMA, interrupts and reset, as the VFIO of a
+//! kernel gives them. One client per card; a second connection is refused in words that name the holder. When a client
+//! goes away, however it ends, its memory is unmapped, the function is reset and enumerated again, and the next may come.
+//!
+//! Time is paced: while a card, the wire or a root is busy the room advances as fast as it can; while all are quiet it
+//! follows the wall clock 1:1, counted from the moment at which it became quiet, and sleeps. A write is queued and
+//! answered at once, a read waits a bounded time; the protocol never waits for the model otherwise.
+//!
+//! Never: two clients in one card, a descriptor or a mapping that outlives its client, a busy loop while quiet.
+
+mod pace;
+mod protocol;
+
+use crate::{Error, room::Room};
+use std::{
+    fs, io,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+pub use pace::Summary;
+
+/// Longest wait for a client's cleaning up before the next is refused.
+const CLEANING: Duration = Duration::from_secs(5);
+
+/// A room that is served.
+pub struct Server {
+    sockets: Vec<PathBuf>,
+    requests: mpsc::Sender<pace::Request>,
+    stopping: Arc<AtomicBool>,
+    room: Option<JoinHandle<Result<Summary, Error>>>,
+}
+
+/// Who holds a card.
+#[derive(Default)]
+struct Holder {
+    pid: Mutex<Option<i32>>,
+    freed: Condvar,
+}
+
+impl Holder {
+    /// Takes the card for `pid`; the present holder's process if it stays held.
+    fn take(&self, pid: i32) -> Result<(), i32> {
+        let held = self.pid.lock().unwrap_or_else(PoisonError::into_inner);
+        let leaving = |held: &mut Option<i32>| held.is_some_and(|holder| !is_alive(holder) || holder == pid);
+        let (mut held, _) = self
+            .freed
+            .wait_timeout_while(held, CLEANING, leaving)
+            .unwrap_or_else(PoisonError::into_inner);
+        match *held {
+            Some(holder) => Err(holder),
+            None => {
+                *held = Some(pid);
+                Ok(())
+            }
+        }
+    }
+
+    fn free(&self) {
+        *self.pid.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.freed.notify_all();
+    }
+}
+
+fn is_alive(pid: i32) -> bool {
+    // A process that ended but was not waited for is gone, too.
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
+}
+
+impl Server {
+    /// Serves the cards of a room that is powered on, with sockets in `directory`, which is made with mode 0700.
+    ///
+    /// # Errors
+    /// The directory or a socket cannot be made, or another simulator serves there.
+    pub fn start(room: Room, directory: &Path) -> Result<Self, Error> {
+        let refuse = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| Error::File { path, source }
+        };
+        fs::create_dir_all(directory).map_err(refuse(directory))?;
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(refuse(directory))?;
+        let (requests, inbox) = mpsc::channel();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let mut server =
+            Server { sockets: Vec::new(), requests: requests.clone(), stopping: stopping.clone(), room: None };
+        for (card, shape) in room.cards().iter().map(protocol::Shape::of).enumerate() {
+            let path = directory.join(format!("card{card}.sock"));
+            let listener = listen(&path).map_err(refuse(&path))?;
+            server.sockets.push(path);
+            let door = protocol::Door { card, shape, requests: requests.clone(), holder: Arc::default() };
+            let stopping = stopping.clone();
+            std::thread::spawn(move || door.keep(&listener, &stopping));
+        }
+        server.room = Some(std::thread::spawn(move || pace::run(room, &inbox)));
+        Ok(server)
+    }
+
+    /// The sockets, one per card.
+    pub fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+
+    /// Whether the room still runs: it ends by itself only when a model stops or a file cannot be written.
+    pub fn is_running(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| !room.is_finished())
+    }
+
+    /// What has passed so far.
+    pub fn summary(&self) -> Option<Summary> {
+        let (reply, answer) = mpsc::channel();
+        self.requests.send(pace::Request::Summary(reply)).ok()?;
+        answer.recv_timeout(Duration::from_secs(10)).ok()
+    }
+
+    /// Changes the room between two instants.
+    pub fn change(&self, change: impl FnOnce(&mut Room) + Send + 'static) {
+        // A room that has ended says why in `stop`.
+        let _ = self.requests.send(pace::Request::Change(Box::new(change)));
+    }
+
+    /// Ends the service, removes the sockets, finishes captures and logs.
+    ///
+    /// # Errors
+    /// What ended the room early, or a file that cannot be written.
+    pub fn stop(mut self) -> Result<Summary, Error> {
+        self.close();
+        match self.room.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(Summary::default()),
+        }
+    }
+
+    fn close(&self) {
+        self.stopping.store(true, Ordering::Release);
+        let _ = self.requests.send(pace::Request::Stop);
+        for socket in &self.sockets {
+            // Wakes the thread that waits at the door.
+            let _ = std::os::unix::net::UnixStream::connect(socket);
+            let _ = fs::remove_file(socket);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+        if let Some(room) = self.room.take() {
+            let _ = room.join();
+        }
+    }
+}
+
+/// Binds a socket; one that nobody listens to any more is replaced.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if path.exists() {
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another simulator serves there; end it, or set VERBENA_RUN to another directory",
+            ));
+        }
+        fs::remove_file(path)?;
+    }
+    UnixListener::bind(path)
+}

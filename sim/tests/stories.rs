@@ -1,0 +1,460 @@
+//! The stories, each runnable alone: `cargo ci story NAME --seed N --waves`.
+
+use contract::{Reject, StageCounter, Syndrome, psn_add};
+use host::{Access, PathMtu, SendWr, WcStatus};
+use sim::{
+    backend::lock,
+    story::{A, B, End, MS, Story, US, two_cards},
+    wire::{Action, Delay},
+};
+use std::time::Duration;
+
+/// A packet with this PSN that opens or continues a request.
+fn request(psn: u32) -> impl Fn(&peer::Packet) -> bool + Send + 'static {
+    move |packet| packet.aeth.is_none() && packet.bth.psn == psn
+}
+
+fn answer(packet: &peer::Packet) -> bool {
+    packet.aeth.is_some()
+}
+
+fn syndrome(packet: &peer::Packet) -> u8 {
+    packet.aeth.map_or(0xff, |aeth| aeth.syndrome)
+}
+
+/// Fills the memory of `a` from the seed; gives the bytes.
+fn fill(story: &mut Story, a: &End, at: usize, length: usize) -> Vec<u8> {
+    let bytes = story.bytes(length);
+    a.memory.write(at, &bytes).expect("a range of the region");
+    bytes
+}
+
+#[test]
+fn a_write_of_64_bytes_goes_the_whole_way() {
+    let mut story = two_cards("a_write_of_64_bytes_goes_the_whole_way");
+    let (a, b) = story.connected();
+    let bytes = fill(&mut story, &a, 0, 64);
+    a.write(1, 0, 64, &b.memory, 4096);
+    let write = story.sees(A, "WRITE ONLY", |packet| packet.reth.is_some());
+    assert_eq!((write.packet.bth.psn, &write.packet.payload), (a.psn, &bytes));
+    let ack = story.sees(B, "ACK", answer);
+    assert_eq!(ack.packet.bth.psn, a.psn);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 4096, &bytes);
+    story.memory_matches(&b.memory, 4096 + 64, &[0; 64]);
+    story.no_completion(&b);
+    let later = story.now() + MS;
+    story.sees_nothing_until(later);
+    story.no_other_events();
+}
+
+#[test]
+fn a_send_lands_in_the_posted_receive() {
+    let mut story = two_cards("a_send_lands_in_the_posted_receive");
+    let (a, b) = story.connected();
+    let bytes = fill(&mut story, &a, 0, 3000);
+    b.receive(7, 100, 4096);
+    a.send(1, 0, 3000);
+    story.completes(&a, 1);
+    let received = story.completes(&b, 7);
+    assert_eq!(received.byte_len, 3000);
+    story.memory_matches(&b.memory, 100, &bytes);
+    story.memory_matches(&b.memory, 3100, &[0; 64]);
+    story.no_other_events();
+}
+
+#[test]
+fn sends_go_both_ways_at_once() {
+    let mut story = two_cards("sends_go_both_ways_at_once");
+    let (a, b) = story.connected();
+    let (from_a, from_b) = (fill(&mut story, &a, 0, 20_000), fill(&mut story, &b, 0, 20_000));
+    for i in 0..5 {
+        a.receive(100 + i, 100_000 + i as usize * 4000, 4000);
+        b.receive(100 + i, 100_000 + i as usize * 4000, 4000);
+    }
+    for i in 0..5 {
+        a.send(i, i as usize * 4000, 4000);
+        b.send(i, i as usize * 4000, 4000);
+    }
+    for end in [&a, &b] {
+        let mut done: Vec<u64> = (0..10).map(|_| story.completion(end)).map(|c| {
+            assert_eq!(c.status, WcStatus::Success, "{c:?}");
+            c.wr_id
+        }).collect();
+        done.sort();
+        assert_eq!(done, [0, 1, 2, 3, 4, 100, 101, 102, 103, 104]);
+    }
+    story.memory_matches(&b.memory, 100_000, &from_a);
+    story.memory_matches(&a.memory, 100_000, &from_b);
+    story.no_other_events();
+}
+
+/// Moves `length` bytes from alignment `from` to alignment `to` by WRITE and by SEND.
+fn moves(story: &mut Story, a: &End, b: &End, from: usize, to: usize, length: usize) {
+    let bytes = fill(story, a, from, length);
+    let (write, send) = (4096 + to, 4096 + 300_000 + to);
+    // The neighbours must stay as they are.
+    let guard = story.bytes(16);
+    for at in [write, send] {
+        b.memory.write(at - 8, &guard[..8]).unwrap();
+        b.memory.write(at + length, &guard[8..]).unwrap();
+    }
+    b.receive(3, send, length);
+    a.write(1, from, length, &b.memory, write);
+    a.send(2, from, length);
+    story.completes(a, 1);
+    story.completes(a, 2);
+    assert_eq!(story.completes(b, 3).byte_len, length as u32);
+    for at in [write, send] {
+        story.memory_matches(&b.memory, at, &bytes);
+        story.memory_matches(&b.memory, at - 8, &guard[..8]);
+        story.memory_matches(&b.memory, at + length, &guard[8..]);
+    }
+}
+
+#[test]
+fn every_short_length_arrives() {
+    let mut story = two_cards("every_short_length_arrives");
+    let (a, b) = story.connected();
+    for length in 0..=72 {
+        moves(&mut story, &a, &b, 64, 64, length);
+    }
+    story.no_other_events();
+}
+
+#[test]
+fn every_alignment_of_both_ends_arrives() {
+    let mut story = two_cards("every_alignment_of_both_ends_arrives");
+    let (a, b) = story.connected();
+    for from in 0..8 {
+        for to in 0..8 {
+            let length = 1 + story.below(200) as usize;
+            moves(&mut story, &a, &b, 64 + from, 64 + to, length);
+        }
+    }
+    story.no_other_events();
+}
+
+#[test]
+fn both_sides_of_every_packet_boundary_arrive() {
+    let mut story = two_cards("both_sides_of_every_packet_boundary_arrive");
+    let (a, b) = story.connected();
+    for length in [1023, 1024, 1025, 2047, 2048, 2049, 3072, 4095, 4096, 4097, 65535, 65536, 100_001] {
+        moves(&mut story, &a, &b, 4093, 4091, length);
+    }
+    story.no_other_events();
+}
+
+#[test]
+fn every_path_mtu_cuts_at_its_size() {
+    for (mtu, bytes) in [
+        (PathMtu::Mtu256, 256),
+        (PathMtu::Mtu512, 512),
+        (PathMtu::Mtu1024, 1024),
+        (PathMtu::Mtu2048, 2048),
+        (PathMtu::Mtu4096, 4096),
+    ] {
+        let mut story = two_cards(&format!("every_path_mtu_cuts_at_its_size_{bytes}"));
+        let (a, b) = story.connected_as(|_, attr| attr.path_mtu = mtu);
+        moves(&mut story, &a, &b, 5, 3, bytes * 2 + 77);
+        let sizes: Vec<usize> = story
+            .packets()
+            .iter()
+            .filter(|seen| seen.from == A && seen.packet.aeth.is_none())
+            .map(|seen| seen.packet.payload.len())
+            .collect();
+        assert_eq!(sizes, [bytes, bytes, 77, bytes, bytes, 77]);
+        story.no_other_events();
+    }
+}
+
+#[test]
+fn four_elements_are_gathered_and_scattered() {
+    let mut story = two_cards("four_elements_are_gathered_and_scattered");
+    let (a, b) = story.connected();
+    let cut = [(10, 700), (5001, 1), (9000, 0), (20_003, 1999)];
+    let mut bytes = Vec::new();
+    for (at, length) in cut {
+        bytes.extend(fill(&mut story, &a, at, length));
+    }
+    let sges: Vec<_> = cut.iter().map(|(at, length)| a.memory.sge(*at..at + length).unwrap()).collect();
+    let into = [(50_001, 3), (60_000, 1200), (70_007, 1000), (80_000, 5000)];
+    let places: Vec<_> = into.iter().map(|(at, length)| b.memory.sge(*at..at + length).unwrap()).collect();
+    b.qp.post_recv(&[host::RecvWr::new(9, &places)]).unwrap();
+    a.qp.post_send(&[SendWr::send(1, &sges).signaled()]).unwrap();
+    story.completes(&a, 1);
+    assert_eq!(story.completes(&b, 9).byte_len, 2700);
+    story.memory_matches(&b.memory, 50_001, &bytes[..3]);
+    story.memory_matches(&b.memory, 60_000, &bytes[3..1203]);
+    story.memory_matches(&b.memory, 70_007, &bytes[1203..2203]);
+    story.memory_matches(&b.memory, 80_000, &bytes[2203..]);
+    story.no_other_events();
+}
+
+#[test]
+fn a_lost_middle_packet_is_named_by_one_nak_and_sent_again_from_there() {
+    let mut story = two_cards("a_lost_middle_packet_is_named_by_one_nak_and_sent_again_from_there");
+    let (a, b) = story.connected();
+    let bytes = fill(&mut story, &a, 0, 8000);
+    let lost = psn_add(a.psn, 3);
+    story.wire_drops(A, request(lost));
+    a.write(1, 0, 8000, &b.memory, 0);
+    let nak = story.sees(B, "NAK", |packet| syndrome(packet) == Syndrome::NAK_PSN_SEQUENCE);
+    assert_eq!(nak.packet.bth.psn, lost);
+    let again = story.sees(A, "the lost packet again", request(lost));
+    assert!(!again.lost && again.at - nak.at < 20 * US, "{} ns", (again.at - nak.at) / 1000);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 0, &bytes);
+    let naks = story.packets().iter().filter(|seen| syndrome(&seen.packet) == Syndrome::NAK_PSN_SEQUENCE).count();
+    assert_eq!(naks, 1);
+    story.announce(1, Reject::PsnOutOfSequence, 1);
+    story.allow(1, Reject::PsnOutOfSequenceRepeat);
+    story.no_other_events();
+}
+
+#[test]
+fn a_lost_ack_is_asked_for_again_after_the_timeout() {
+    let mut story = two_cards("a_lost_ack_is_asked_for_again_after_the_timeout");
+    let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
+    let bytes = fill(&mut story, &a, 0, 64);
+    story.wire_drops(B, answer);
+    a.write(1, 0, 64, &b.memory, 0);
+    let first = story.sees(A, "WRITE", request(a.psn));
+    let again = story.sees(A, "WRITE again", request(a.psn));
+    // 4.096 us * 2^8 is the least, four times that the most (IBTA 9.7.6.1.3).
+    let waited = again.at - first.at;
+    assert!((1048 * US..4 * 1049 * US).contains(&waited), "{} us", waited / US);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 0, &bytes);
+    story.announce(1, Reject::Duplicate, 1);
+    assert_eq!(story.stage_counter(0, StageCounter::TimeoutEvents), 1);
+    story.no_other_events();
+}
+
+#[test]
+fn a_corrupted_frame_is_dropped_by_its_fcs_and_made_good() {
+    let mut story = two_cards("a_corrupted_frame_is_dropped_by_its_fcs_and_made_good");
+    let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
+    let bytes = fill(&mut story, &a, 0, 3000);
+    story.wire_does(A, Action::Corrupt(60 * 8 + 3), request(a.psn));
+    a.write(1, 0, 3000, &b.memory, 0);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 0, &bytes);
+    story.announce(1, Reject::BadFcs, 1);
+    story.announce(1, Reject::PsnOutOfSequence, 1);
+    story.allow(1, Reject::PsnOutOfSequenceRepeat);
+    story.no_other_events();
+}
+
+#[test]
+fn a_duplicate_is_acknowledged_again_and_not_placed_again() {
+    let mut story = two_cards("a_duplicate_is_acknowledged_again_and_not_placed_again");
+    let (a, b) = story.connected();
+    let bytes = fill(&mut story, &a, 0, 64);
+    b.receive(5, 0, 64);
+    b.receive(6, 64, 64);
+    story.wire_does(A, Action::Duplicate, request(a.psn));
+    a.send(1, 0, 64);
+    story.completes(&a, 1);
+    story.completes(&b, 5);
+    story.wait(100 * US);
+    story.no_completion(&b);
+    story.memory_matches(&b.memory, 0, &bytes);
+    story.memory_matches(&b.memory, 64, &[0; 64]);
+    story.announce(1, Reject::Duplicate, 1);
+    story.allow(0, Reject::ResponseStale);
+    story.no_other_events();
+}
+
+#[test]
+fn packets_out_of_order_are_sent_again_in_order() {
+    let mut story = two_cards("packets_out_of_order_are_sent_again_in_order");
+    let (a, b) = story.connected();
+    let bytes = fill(&mut story, &a, 0, 6000);
+    let late = psn_add(a.psn, 1);
+    story.wire_does(A, Action::Delay(Delay::Frames { count: 2, at_most: 20 * US }), request(late));
+    a.write(1, 0, 6000, &b.memory, 0);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 0, &bytes);
+    story.announce(1, Reject::PsnOutOfSequence, 1);
+    story.allow(1, Reject::PsnOutOfSequenceRepeat);
+    story.allow(1, Reject::Duplicate);
+    story.allow(0, Reject::ResponseStale);
+    story.no_other_events();
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_waited_for() {
+    let mut story = two_cards("a_receiver_that_is_not_ready_is_waited_for");
+    // RNR timer 12: 0.64 ms
+    let (a, b) = story.connected();
+    let bytes = fill(&mut story, &a, 0, 500);
+    a.send(1, 0, 500);
+    let nak = story.sees(B, "RNR NAK", |packet| syndrome(packet) == 0x20 | 12);
+    assert_eq!(nak.packet.bth.psn, a.psn);
+    let quiet_until = nak.at + 640 * US;
+    story.sees_nothing_until(quiet_until);
+    b.receive(2, 0, 512);
+    let again = story.sees(A, "SEND again", request(a.psn));
+    assert!(again.at < nak.at + 900 * US, "after {} us", (again.at - nak.at) / US);
+    story.completes(&a, 1);
+    story.completes(&b, 2);
+    story.memory_matches(&b.memory, 0, &bytes);
+    story.announce(1, Reject::ReceiverNotReady, 1);
+    story.no_other_events();
+}
+
+#[test]
+fn a_receiver_that_is_never_ready_ends_in_rnr_retry_exceeded() {
+    let mut story = two_cards("a_receiver_that_is_never_ready_ends_in_rnr_retry_exceeded");
+    let (a, _b) = story.connected_as(|_, attr| attr.rnr_retry = 2);
+    a.send(1, 0, 500);
+    let end = story.completion(&a);
+    assert_eq!((end.wr_id, end.status), (1, WcStatus::RnrRetryExcErr));
+    let sent = story.packets().iter().filter(|seen| seen.from == A).count();
+    assert_eq!(sent, 3, "once and two retries");
+    story.announce(1, Reject::ReceiverNotReady, 3);
+    story.no_other_events();
+}
+
+#[test]
+fn a_dead_peer_ends_in_retry_exceeded_after_exactly_the_retries() {
+    let mut story = two_cards("a_dead_peer_ends_in_retry_exceeded_after_exactly_the_retries");
+    let (a, b) = story.connected_as(|_, attr| {
+        attr.timeout = 8;
+        attr.retry_cnt = 3;
+    });
+    story.wire_is_cut(A);
+    a.write(1, 0, 64, &b.memory, 0);
+    a.write(2, 0, 64, &b.memory, 0);
+    let end = story.completion(&a);
+    assert_eq!((end.wr_id, end.status), (1, WcStatus::RetryExcErr));
+    let flushed = story.completion(&a);
+    assert_eq!((flushed.wr_id, flushed.status), (2, WcStatus::WrFlushErr));
+    let sent = story.packets().iter().filter(|seen| seen.packet.bth.psn == a.psn).count();
+    assert_eq!(sent, 4, "once and three retries");
+    let later = story.now() + 100 * MS;
+    story.goes_past();
+    story.sees_nothing_until(later);
+    story.no_other_events();
+}
+
+#[test]
+fn an_unknown_key_is_refused_and_ends_both_ends() {
+    let mut story = two_cards("an_unknown_key_is_refused_and_ends_both_ends");
+    let (a, b) = story.connected();
+    let sge = [a.memory.sge(0..64).unwrap()];
+    let wr = SendWr::write(1, &sge, b.memory.addr(), b.memory.rkey() ^ 0x4200).signaled();
+    a.qp.post_send(&[wr]).unwrap();
+    let nak = story.sees(B, "NAK", answer);
+    assert_eq!(syndrome(&nak.packet), Syndrome::NAK_REMOTE_ACCESS);
+    let end = story.completion(&a);
+    assert_eq!((end.wr_id, end.status), (1, WcStatus::RemAccessErr));
+    story.memory_matches(&b.memory, 0, &[0; 64]);
+    let notice = b.context.async_event(Some(Duration::from_millis(10))).unwrap();
+    assert_eq!(notice.map(|n| n.event), Some(host::AsyncEvent::QpAccessErr));
+    story.announce(1, Reject::RkeyUnknown, 1);
+    story.no_other_events();
+}
+
+#[test]
+fn a_write_across_the_end_of_the_region_places_nothing() {
+    let mut story = two_cards("a_write_across_the_end_of_the_region_places_nothing");
+    let (a, b) = story.connected();
+    let end = b.memory.len();
+    fill(&mut story, &a, 0, 3000);
+    a.write(1, 0, 3000, &b.memory, end - 2999);
+    assert_eq!(story.completion(&a).status, WcStatus::RemAccessErr);
+    story.memory_matches(&b.memory, end - 2999, &[0; 2999]);
+    story.announce(1, Reject::RkeyBounds, 1);
+    story.allow(1, Reject::QpHalted);
+    story.no_other_events();
+}
+
+#[test]
+fn an_interrupt_comes_after_its_completion() {
+    let mut story = two_cards("an_interrupt_comes_after_its_completion");
+    let (hosts, channel) = {
+        let (a, b) = (story.start(0), story.start(1));
+        let channel = b.context.create_comp_channel().unwrap();
+        ((a, b), channel)
+    };
+    let (a, mut b) = hosts;
+    b.cq = b.context.create_cq(64, Some(&channel)).unwrap();
+    let (a, b) = (story.qp(a, |_| {}), story.qp(b, |_| {}));
+    story.join(&a, &b, |_, _| {});
+    b.cq.request_notify(false).unwrap();
+    b.receive(4, 0, 64);
+    a.send(1, 0, 64);
+    let event = channel.wait(Some(Duration::from_millis(10))).unwrap().expect("an event");
+    assert_eq!(event.cqn, b.cq.number());
+    // The completion is there without any further wait.
+    let mut entry = [host::Completion::default()];
+    assert_eq!(b.cq.poll(&mut entry).unwrap(), 1);
+    assert_eq!(entry[0].wr_id, 4);
+    story.completes(&a, 1);
+    story.no_other_events();
+}
+
+#[test]
+fn nothing_touches_memory_after_the_destruction_under_traffic() {
+    let mut story = two_cards("nothing_touches_memory_after_the_destruction_under_traffic");
+    let (a, b) = story.connected();
+    for i in 0..8 {
+        a.write(i, 0, 60_000, &b.memory, 0);
+    }
+    story.sees(A, "traffic", request(psn_add(a.psn, 20)));
+    // The receiver goes: its QP, then its memory, unmapped at once.
+    let End { qp, host, .. } = b;
+    drop(qp);
+    drop(host.memory);
+    story.wait(50 * US);
+    // Then the sender.
+    let End { qp, host: sender, .. } = a;
+    drop(qp);
+    drop(sender.memory);
+    story.wait(5 * MS);
+    story.allow(1, Reject::UnknownQp);
+    story.allow(1, Reject::WrongQpState);
+    story.allow(1, Reject::QpHalted);
+    story.allow(0, Reject::ResponseUnexpected);
+    story.allow(0, Reject::ResponseStale);
+    story.allow(0, Reject::UnknownQp);
+    story.allow(0, Reject::WrongQpState);
+    story.no_other_events();
+}
+
+#[test]
+fn the_same_seed_gives_the_same_packets_at_the_same_times() {
+    let run = |name: &str| {
+        let mut story = two_cards(name);
+        let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
+        let faults = sim::wire::Faults { loss: 0.05, duplicate: 0.02, reorder: 0.02, ..Default::default() };
+        for side in [A, B] {
+            lock(&story.room).change_wire(|wire, _| wire.set_faults(side, faults));
+        }
+        for i in 0..6 {
+            a.write(i, 0, 30_000, &b.memory, 0);
+        }
+        for i in 0..6 {
+            story.completes(&a, i);
+        }
+        let packets: Vec<_> = story.packets().into_iter().map(|seen| (seen.at, seen.from, seen.packet)).collect();
+        packets
+    };
+    let one = run("the_same_seed_gives_the_same_packets_at_the_same_times");
+    assert!(one.len() > 180);
+    assert!(one == run("the_same_seed_gives_the_same_packets_at_the_same_times_again"));
+}
+
+#[test]
+fn a_region_without_the_right_refuses_a_write() {
+    let mut story = two_cards("a_region_without_the_right_refuses_a_write");
+    let (a, b) = story.connected();
+    let closed = b.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
+    a.write(1, 0, 64, &closed, 0);
+    assert_eq!(story.completion(&a).status, WcStatus::RemAccessErr);
+    story.memory_matches(&closed, 0, &[0; 64]);
+    story.announce(1, Reject::RkeyRights, 1);
+    story.no_other_events();
+}

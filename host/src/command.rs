@@ -62,7 +62,12 @@ impl Commands {
     }
 
     /// Executes one command and waits for its response.
-    pub(crate) fn execute(&self, opcode: CommandOpcode, object: u32, arguments: &Arguments) -> Result<[u64; 16]> {
+    pub(crate) fn execute(
+        &self,
+        opcode: CommandOpcode,
+        object: u32,
+        arguments: &Arguments,
+    ) -> Result<[u64; 16]> {
         let name = || self.backend.name().to_owned();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.dead {
@@ -93,7 +98,12 @@ impl Commands {
             let waited = self.backend.now().saturating_sub(start);
             if waited > self.timeout {
                 state.dead = true;
-                return Err(Error::CommandTimeout { name: name(), opcode, object, waited_ms: waited.as_millis() });
+                return Err(Error::CommandTimeout {
+                    name: name(),
+                    opcode,
+                    object,
+                    waited_ms: waited.as_millis(),
+                });
             }
             self.backend.relax(turn);
             turn = turn.saturating_add(1);

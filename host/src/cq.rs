@@ -209,8 +209,13 @@ impl CqShared {
         let receive = cqe.opcode & 0x80 != 0;
         let (wr_id, posted) = if receive { &qp.rq } else { &qp.sq }.retire(cqe.wqe_index)?;
         let status = WcStatus::from_code(cqe.status).unwrap_or(WcStatus::GeneralErr);
-        let mut completion =
-            Completion { wr_id, status, opcode: opcode.unwrap_or(posted), qpn: cqe.qpn, ..Completion::default() };
+        let mut completion = Completion {
+            wr_id,
+            status,
+            opcode: opcode.unwrap_or(posted),
+            qpn: cqe.qpn,
+            ..Completion::default()
+        };
         completion.vendor_err = cqe.vendor_err;
         completion.timestamp = cqe.timestamp;
         if status == WcStatus::Success {
@@ -235,7 +240,8 @@ impl CqShared {
                 while *count < entries.len() {
                     let Some((wr_id, opcode)) = queue.retire_oldest() else { break };
                     let status = WcStatus::WrFlushErr;
-                    entries[*count] = Completion { wr_id, status, opcode, qpn: qp.qpn, ..Completion::default() };
+                    entries[*count] =
+                        Completion { wr_id, status, opcode, qpn: qp.qpn, ..Completion::default() };
                     *count += 1;
                 }
             }
@@ -380,7 +386,10 @@ impl Cq {
     pub fn request_notify(&self, solicited_only: bool) -> Result<()> {
         self.shared.inner.check("arm a CQ")?;
         if self.shared.channel.is_none() {
-            return Err(Error::Unsupported { operation: "arm a CQ", what: "events of a CQ without a channel" });
+            return Err(Error::Unsupported {
+                operation: "arm a CQ",
+                what: "events of a CQ without a channel",
+            });
         }
         let arm = if solicited_only { doorbell::ARM_SOLICITED } else { doorbell::ARM_ANY };
         let mut state = lock(&self.shared.state);

@@ -119,7 +119,11 @@ impl FromStr for DeviceAddress {
         match text.split_once(':') {
             Some(("sim", name)) if !name.is_empty() => match name.contains('/') {
                 true => Ok(DeviceAddress::Sim {
-                    name: Path::new(name).file_stem().and_then(|stem| stem.to_str()).ok_or_else(bad)?.to_owned(),
+                    name: Path::new(name)
+                        .file_stem()
+                        .and_then(|stem| stem.to_str())
+                        .ok_or_else(bad)?
+                        .to_owned(),
                     path: name.into(),
                 }),
                 false => Ok(DeviceAddress::sim(name)),
@@ -256,7 +260,8 @@ impl Device {
     pub fn new(backend: Arc<dyn Backend>) -> Result<Device> {
         let name = || backend.name().to_owned();
         let mut id = [0; 4];
-        let failed = |source| Error::Backend { name: name(), operation: "read the PCI ID".to_owned(), source };
+        let failed =
+            |source| Error::Backend { name: name(), operation: "read the PCI ID".to_owned(), source };
         backend.config_read(0, &mut id).map_err(failed)?;
         let (vendor, device) = (u16::from_le_bytes([id[0], id[1]]), u16::from_le_bytes([id[2], id[3]]));
         if (vendor, device) != PCI_ID {
@@ -353,7 +358,8 @@ impl Device {
     /// # Errors
     /// The way to the card failed.
     pub fn stage_counters(&self) -> Result<Vec<(StageCounter, u64)>> {
-        let read = |counter: &StageCounter| Ok((*counter, read64(&*self.backend, reg::stage_counter(*counter))?));
+        let read =
+            |counter: &StageCounter| Ok((*counter, read64(&*self.backend, reg::stage_counter(*counter))?));
         StageCounter::ALL.iter().map(read).collect()
     }
 
@@ -416,7 +422,11 @@ pub(crate) fn write64(backend: &dyn Backend, offset: u32, value: u64) -> Result<
 fn access(backend: &dyn Backend, verb: &str, offset: u32, source: std::io::Error) -> Error {
     let register = contract::register::REGISTERS.iter().rev().find(|register| register.offset <= offset);
     let name = register.map_or("?", |register| register.name);
-    Error::Backend { name: backend.name().to_owned(), operation: format!("{verb} register {name} ({offset:#06x})"), source }
+    Error::Backend {
+        name: backend.name().to_owned(),
+        operation: format!("{verb} register {name} ({offset:#06x})"),
+        source,
+    }
 }
 
 #[cfg(test)]
@@ -426,7 +436,10 @@ mod tests {
     #[test]
     fn device_addresses_are_read_and_written_in_one_form() {
         let list = DeviceAddress::parse_list("sim:card0, vfio:0000:01:00.0").expect("well formed");
-        assert_eq!(list.iter().map(ToString::to_string).collect::<Vec<_>>(), ["sim:card0", "vfio:0000:01:00.0"]);
+        assert_eq!(
+            list.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["sim:card0", "vfio:0000:01:00.0"]
+        );
         let path: DeviceAddress = "sim:/run/x/card7.sock".parse().expect("a path");
         assert_eq!(path, DeviceAddress::Sim { name: "card7".to_owned(), path: "/run/x/card7.sock".into() });
         for bad in ["card0", "sim:", "vfio:01:00.0", "vfio:0000:01:00.z", "usb:1"] {

@@ -43,7 +43,8 @@ impl IovaAllocator {
     /// The lowest free `length` bytes (whole pages).
     pub(crate) fn take(&mut self, length: u64) -> Option<u64> {
         let length = length.checked_next_multiple_of(self.page)?;
-        let (start, end) = self.free.iter().map(|(s, e)| (*s, *e)).find(|(start, end)| end - start >= length)?;
+        let (start, end) =
+            self.free.iter().map(|(s, e)| (*s, *e)).find(|(start, end)| end - start >= length)?;
         self.free.remove(&start);
         if end - start > length {
             self.free.insert(start + length, end);
@@ -83,12 +84,17 @@ impl ForkGuard {
 
     pub(crate) fn new() -> Result<ForkGuard> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-        let failed = |source: rustix::io::Errno| Error::System { operation: "map the fork guard", source: source.into() };
+        let failed = |source: rustix::io::Errno| Error::System {
+            operation: "map the fork guard",
+            source: source.into(),
+        };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh private mapping at an address of the kernel's choice
-        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), Self::BYTES, protection, MapFlags::PRIVATE) };
+        let page =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), Self::BYTES, protection, MapFlags::PRIVATE) };
         let page = page.map_err(failed)?;
-        let guard = ForkGuard { page: NonNull::new(page.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))? };
+        let guard =
+            ForkGuard { page: NonNull::new(page.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))? };
         // SAFETY: the page is ours alone
         unsafe { madvise(page, Self::BYTES, Advice::LinuxWipeOnFork) }.map_err(failed)?;
         guard.word().store(1, Ordering::Relaxed);
@@ -146,7 +152,9 @@ impl DmaSpace {
         // SAFETY: passed on to the caller
         if let Err(source) = unsafe { self.backend.map(iova, memory) } {
             iovas.release(iova, memory.length);
-            return Err(self.error(format!("map {} bytes at {:?} for DMA", memory.length, memory.address), source));
+            return Err(
+                self.error(format!("map {} bytes at {:?} for DMA", memory.length, memory.address), source)
+            );
         }
         Ok(iova)
     }

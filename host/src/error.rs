@@ -12,7 +12,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// Nothing to open.
-    #[error("find a card: none ({looked}); start `verbena sim`, bind a card to vfio-pci, or set VERBENA_DEVICE")]
+    #[error(
+        "find a card: none ({looked}); start `verbena sim`, bind a card to vfio-pci, or set VERBENA_DEVICE"
+    )]
     NoCard {
         /// Where the driver looked.
         looked: String,
@@ -56,7 +58,9 @@ pub enum Error {
         device: u16,
     },
     /// BAR0 does not begin with the magic number.
-    #[error("{name}: BAR0 begins with {found:#010x}, not with \"VRBN\"; the bitstream is no Verbena card or not running")]
+    #[error(
+        "{name}: BAR0 begins with {found:#010x}, not with \"VRBN\"; the bitstream is no Verbena card or not running"
+    )]
     Magic {
         /// The card.
         name: String,
@@ -75,7 +79,9 @@ pub enum Error {
         driver: u32,
     },
     /// The tables differ.
-    #[error("{name}: card has layout {card:016x}, driver has {driver:016x}: built from different tables; use matching bitstream and driver")]
+    #[error(
+        "{name}: card has layout {card:016x}, driver has {driver:016x}: built from different tables; use matching bitstream and driver"
+    )]
     Layout {
         /// The card.
         name: String,
@@ -171,7 +177,9 @@ pub enum Error {
         what: &'static str,
     },
     /// The range is not mapped in this process.
-    #[error("register {length} bytes at {address:#x}: not mapped in this process; register memory that exists and is not freed")]
+    #[error(
+        "register {length} bytes at {address:#x}: not mapped in this process; register memory that exists and is not freed"
+    )]
     NotMapped {
         /// First address.
         address: u64,
@@ -215,7 +223,9 @@ pub enum Error {
         what: &'static str,
     },
     /// A posted list does not fit.
-    #[error("{operation} on QP {qpn}: {wanted} work requests, {free} of {depth} places free; poll the CQ first; nothing was posted")]
+    #[error(
+        "{operation} on QP {qpn}: {wanted} work requests, {free} of {depth} places free; poll the CQ first; nothing was posted"
+    )]
     QueueFull {
         /// The call.
         operation: &'static str,
@@ -263,13 +273,17 @@ pub enum Error {
         excess: crate::AttrMask,
     },
     /// Nobody knows the MAC address of a GID.
-    #[error("address {gid}: no MAC address known; add it to the neighbour table (VERBENA_NEIGHBOURS=ip=mac,...)")]
+    #[error(
+        "address {gid}: no MAC address known; add it to the neighbour table (VERBENA_NEIGHBOURS=ip=mac,...)"
+    )]
     NoNeighbour {
         /// The GID.
         gid: crate::Gid,
     },
     /// A CQE that no posted work request explains.
-    #[error("{name}: CQ {cqn}: completion for WQE {index} of QP {qpn}, which is not outstanding; close and open the card again")]
+    #[error(
+        "{name}: CQ {cqn}: completion for WQE {index} of QP {qpn}, which is not outstanding; close and open the card again"
+    )]
     StrayCompletion {
         /// The card.
         name: String,
@@ -287,7 +301,9 @@ pub enum Error {
         cqn: u32,
     },
     /// The process is a forked child.
-    #[error("{operation}: this is a forked child, the parent keeps the card; open a card of its own in the child")]
+    #[error(
+        "{operation}: this is a forked child, the parent keeps the card; open a card of its own in the child"
+    )]
     Forked {
         /// The call.
         operation: &'static str,

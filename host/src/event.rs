@@ -57,7 +57,10 @@ fn raise(fd: &OwnedFd) {
 }
 
 fn new_epoll(fds: &[&OwnedFd]) -> Result<OwnedFd> {
-    let failed = |error: rustix::io::Errno| Error::System { operation: "make an epoll descriptor", source: error.into() };
+    let failed = |error: rustix::io::Errno| Error::System {
+        operation: "make an epoll descriptor",
+        source: error.into(),
+    };
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
     for (i, fd) in fds.iter().enumerate() {
         epoll::add(&set, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN).map_err(failed)?;
@@ -80,7 +83,8 @@ impl EventQueue {
     fn new(space: &Arc<DmaSpace>, commands: &Commands, eqn: u32, entries: u32) -> Result<EventQueue> {
         let log_depth = entries.next_power_of_two().ilog2().clamp(4, contract::ring::MAX_LOG_DEPTH);
         let ring = Arc::new(DmaBuffer::new(space, (Eqe::BYTES << log_depth) as u64)?);
-        let entry = EqEntry { valid: true, log_depth: log_depth as u8, vector: eqn as u16, base: ring.iova() };
+        let entry =
+            EqEntry { valid: true, log_depth: log_depth as u8, vector: eqn as u16, base: ring.iova() };
         let arguments = Arguments { word_mask: 3, data: words(&entry.pack()), ..Arguments::default() };
         commands.execute(CommandOpcode::CreateEq, eqn, &arguments)?;
         Ok(EventQueue { eqn, log_depth, ring, consumer: AtomicU32::new(0), reported: Mutex::new(0) })
@@ -140,7 +144,11 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(crate) fn start(space: &Arc<DmaSpace>, commands: &Commands, attributes: &Attributes) -> Result<Events> {
+    pub(crate) fn start(
+        space: &Arc<DmaSpace>,
+        commands: &Commands,
+        attributes: &Attributes,
+    ) -> Result<Events> {
         let count = attributes.max_eq.min(attributes.msix_vectors);
         let vectors = (0..count).map(|_| new_eventfd()).collect::<Result<Vec<_>>>()?;
         let borrowed: Vec<BorrowedFd<'_>> = vectors.iter().map(AsFd::as_fd).collect();
@@ -205,7 +213,9 @@ impl Inner {
             }
             (Some(EventKind::Device), _) => self.events.notice(AsyncEvent::DeviceFatal, 0),
             (Some(EventKind::Completion | EventKind::Command), _) => {}
-            (kind, _) => tracing::warn!(?kind, entry.kind, entry.event, entry.object, "event of no known kind"),
+            (kind, _) => {
+                tracing::warn!(?kind, entry.kind, entry.event, entry.object, "event of no known kind")
+            }
         }
     }
 
@@ -313,7 +323,8 @@ impl CompChannel {
             let entries = 2 * inner.attributes().max_cq + inner.attributes().max_qp;
             let queue = EventQueue::new(&inner.space, &inner.commands, eqn, entries)?;
             let raised = new_eventfd()?;
-            let waiting = new_epoll(&[&inner.events.vectors[eqn as usize], &raised, &inner.events.vectors[0]])?;
+            let waiting =
+                new_epoll(&[&inner.events.vectors[eqn as usize], &raised, &inner.events.vectors[0]])?;
             Ok(ChannelShared { inner: inner.clone(), queue, made: Mutex::default(), raised, waiting })
         };
         match made() {

@@ -102,9 +102,13 @@ mod tests {
 
     #[test]
     fn a_malformed_line_is_refused() {
-        for line in ["", "0000:000012:abcdef", "0000:00012:abcdef:00000000000000000000ffff0a000001",
+        for line in [
+            "",
+            "0000:000012:abcdef",
+            "0000:00012:abcdef:00000000000000000000ffff0a000001",
             "0000:+00012:abcdef:00000000000000000000ffff0a000001",
-            "0000:000012:abcdef:00000000000000000000ffff0a000001:1"] {
+            "0000:000012:abcdef:00000000000000000000ffff0a000001:1",
+        ] {
             assert_eq!(Endpoint::parse(line), None, "{line}");
         }
     }

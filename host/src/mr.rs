@@ -183,7 +183,9 @@ impl Pd {
         not_empty(length)?;
         let missing = || Error::NotMapped { address: address as u64, length: length as u64 };
         let start = address as u64 / space.page * space.page;
-        let end = (address as u64).checked_add(length as u64).and_then(|end| end.checked_next_multiple_of(space.page));
+        let end = (address as u64)
+            .checked_add(length as u64)
+            .and_then(|end| end.checked_next_multiple_of(space.page));
         let pages = end.ok_or_else(missing)? - start;
         let first = address.wrapping_sub((address as u64 - start) as usize);
         if !is_mapped(first, pages as usize, space.page as usize) {

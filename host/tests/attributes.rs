@@ -79,7 +79,10 @@ fn every_pair_of_states_takes_exactly_the_references_attributes() {
                     (_, QpState::Reset) => none,
                     (QpState::Reset, QpState::Err) => None,
                     (_, QpState::Err) => none,
-                    _ => rows.iter().find(|row| (row.0, row.1) == (from, to)).and_then(|row| masks(row.2[column])),
+                    _ => rows
+                        .iter()
+                        .find(|row| (row.0, row.1) == (from, to))
+                        .and_then(|row| masks(row.2[column])),
                 };
                 assert_eq!(transition(transport, from, to), expected, "{transport:?} {from:?} to {to:?}");
             }

@@ -24,7 +24,8 @@ struct End {
 impl End {
     fn new(context: &Context, init: impl FnOnce(QpInit<'_>) -> QpInit<'_>) -> End {
         let pd = context.alloc_pd().expect("a PD");
-        let (cq, recv_cq) = (context.create_cq(64, None).expect("a CQ"), context.create_cq(64, None).expect("a CQ"));
+        let (cq, recv_cq) =
+            (context.create_cq(64, None).expect("a CQ"), context.create_cq(64, None).expect("a CQ"));
         let qp = pd.create_qp(&init(QpInit::rc(&cq, &recv_cq))).expect("a QP");
         End { context: context.clone(), pd, cq, recv_cq, qp }
     }
@@ -56,7 +57,9 @@ impl End {
 
 fn connect(a: &End, b: &End) {
     for (end, own, peer, peer_psn) in [(a, 0x1000, b, 0xffff00), (b, 0xffff00, a, 0x1000)] {
-        end.qp.connect(&peer.endpoint(peer_psn), own, PathMtu::Mtu1024, Access::REMOTE_WRITE).expect("connects");
+        end.qp
+            .connect(&peer.endpoint(peer_psn), own, PathMtu::Mtu1024, Access::REMOTE_WRITE)
+            .expect("connects");
     }
 }
 
@@ -80,7 +83,10 @@ fn a_card_tells_its_limits_and_its_addresses() {
     assert_eq!(context.gids()[0], Ipv4Addr::new(10, 0, 0, 1).into());
     assert_eq!(context.gids()[1].to_string(), "fe80::ff:fe00:a");
     let port = context.device().port().expect("a port");
-    assert_eq!((port.mac.to_string().as_str(), port.active_mtu.bytes(), port.link_up), ("02:00:00:00:00:0a", 4096, true));
+    assert_eq!(
+        (port.mac.to_string().as_str(), port.active_mtu.bytes(), port.link_up),
+        ("02:00:00:00:00:0a", 4096, true)
+    );
 }
 
 #[test]
@@ -146,7 +152,8 @@ fn heap_stack_and_file_memory_are_all_reached_by_a_write() {
     map[4990..].fill(0xa5);
     let file = a.pd.register(map, Access::empty()).expect("file map");
     // SAFETY: the array outlives the region and is not touched meanwhile
-    let region = unsafe { a.pd.register_raw(stack.as_mut_ptr(), stack.len(), Access::empty()) }.expect("stack");
+    let region =
+        unsafe { a.pd.register_raw(stack.as_mut_ptr(), stack.len(), Access::empty()) }.expect("stack");
     let boxed = a.pd.register(vec![7u8; 3].into_boxed_slice(), Access::empty()).expect("heap");
     let list = [region.sge(0..300).unwrap(), file.sge(4990..5000).unwrap(), boxed.sge(1..3).unwrap()];
     a.qp.post_send(&[SendWr::write(1, &list, target.addr() + 7, target.rkey()).signaled()]).expect("room");
@@ -163,7 +170,8 @@ fn heap_stack_and_file_memory_are_all_reached_by_a_write() {
 fn inline_bytes_need_no_key_and_are_copied_at_once() {
     let (world, a, b) = connected();
     let target = b.pd.allocate(64, RW).expect("memory");
-    let request = |bytes| SendWr { inline: Some(bytes), ..SendWr::write(1, &[], target.addr(), target.rkey()) };
+    let request =
+        |bytes| SendWr { inline: Some(bytes), ..SendWr::write(1, &[], target.addr(), target.rkey()) };
     a.qp.post_send(&[request(&[9; 32]).signaled()]).expect("32 bytes are the limit");
     let error = a.qp.post_send(&[request(&[9; 33])]).expect_err("33 are not");
     assert_eq!(error.to_string(), "post_send: inline bytes = 33 is out of range; allowed: 0..=32");
@@ -183,7 +191,10 @@ fn a_full_queue_is_an_error_before_anything_is_written() {
     a.qp.post_send(&sends[..2]).expect("two fit");
     let doorbells = world.cards()[0].doorbells;
     let error = a.qp.post_send(&sends[..3]).expect_err("three more do not");
-    let line = format!("post_send on QP {}: 3 work requests, 2 of 4 places free; poll the CQ first; nothing was posted", a.qp.number());
+    let line = format!(
+        "post_send on QP {}: 3 work requests, 2 of 4 places free; poll the CQ first; nothing was posted",
+        a.qp.number()
+    );
     assert_eq!(error.to_string(), line);
     assert_eq!(world.cards()[0].doorbells, doorbells, "no doorbell was rung");
     a.qp.post_send(&sends[2..4]).expect("two more fill it");
@@ -277,8 +288,13 @@ fn a_flush_does_not_overtake_what_the_card_completed() {
     let sges = [memory.sge(0..8).unwrap()];
     let places = [target.sge(0..8).unwrap()];
     let short = [target.sge(0..4).unwrap()];
-    b.qp.post_recv(&[RecvWr::new(1, &places), RecvWr::new(2, &places), RecvWr::new(3, &short), RecvWr::new(4, &places)])
-        .expect("room");
+    b.qp.post_recv(&[
+        RecvWr::new(1, &places),
+        RecvWr::new(2, &places),
+        RecvWr::new(3, &short),
+        RecvWr::new(4, &places),
+    ])
+    .expect("room");
     let sends: Vec<SendWr<'_>> = (1..=4).map(|id| SendWr::send(id, &sges).signaled()).collect();
     a.qp.post_send(&sends).expect("room");
     // nobody has polled yet: the asynchronous event is served by the poll of the empty send CQ first
@@ -346,7 +362,10 @@ fn a_destroyed_qps_completions_are_not_told_to_its_successor() {
         qp
     };
     let old = make();
-    assert!(matches!(pd.create_qp(&QpInit::rc(&cq, &cq)), Err(Error::Exhausted { object: "QP", limit: 1, .. })));
+    assert!(matches!(
+        pd.create_qp(&QpInit::rc(&cq, &cq)),
+        Err(Error::Exhausted { object: "QP", limit: 1, .. })
+    ));
     old.post_send(&[SendWr::write(1, &sges, memory.addr(), memory.rkey()).signaled()]).unwrap();
     let number = old.number();
     drop(old);
@@ -400,7 +419,10 @@ fn memory_that_does_not_exist_is_refused_by_name() {
         "register 10 bytes at 0x1000: not mapped in this process; register memory that exists and is not freed"
     );
     // SAFETY: as above
-    assert!(matches!(unsafe { pd.register_raw(usize::MAX as *mut u8, 10, RW) }, Err(Error::NotMapped { .. })));
+    assert!(matches!(
+        unsafe { pd.register_raw(usize::MAX as *mut u8, 10, RW) },
+        Err(Error::NotMapped { .. })
+    ));
     assert!(matches!(pd.register(Vec::new(), RW), Err(Error::Range { what: "length", value: 0, .. })));
     let region = pd.allocate(16, RW).unwrap();
     assert!(matches!(region.sge(8..17), Err(Error::OutOfBounds { end: 17, length: 16, .. })));
@@ -461,7 +483,8 @@ fn modify_needs_exactly_the_transitions_attributes_and_changes_nothing_otherwise
     let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
     let error = a.qp.modify(&attr(QpState::Init), init - AttrMask::PORT).expect_err("PORT is required");
     assert!(error.to_string().contains("missing AttrMask(PORT)"), "{error}");
-    let error = a.qp.modify(&attr(QpState::Init), init | AttrMask::QKEY).expect_err("QKEY is another transport's");
+    let error =
+        a.qp.modify(&attr(QpState::Init), init | AttrMask::QKEY).expect_err("QKEY is another transport's");
     assert!(error.to_string().contains("not allowed AttrMask(QKEY)"), "{error}");
     assert!(matches!(a.qp.modify(&attr(QpState::Rts), AttrMask::STATE), Err(Error::Transition { .. })));
     assert_eq!(a.qp.state(), QpState::Reset);
@@ -527,7 +550,8 @@ fn a_waiter_on_a_channel_wakes_when_its_qp_fails_without_a_completion() {
     let (a, context) = (End::new(&world.open(0), |init| init), world.open(1));
     let channel = context.create_comp_channel().unwrap();
     let pd = context.alloc_pd().unwrap();
-    let (cq, recv_cq) = (context.create_cq(16, None).unwrap(), context.create_cq(16, Some(&channel)).unwrap());
+    let (cq, recv_cq) =
+        (context.create_cq(16, None).unwrap(), context.create_cq(16, Some(&channel)).unwrap());
     let qp = pd.create_qp(&QpInit::rc(&cq, &recv_cq)).unwrap();
     let b = End { context, pd, cq, recv_cq, qp };
     connect(&a, &b);
@@ -552,12 +576,14 @@ fn a_cq_holds_what_it_promised_and_an_overflow_is_an_error() {
     let cq = a.context.create_cq(5, None).unwrap();
     let qp = a.pd.create_qp(&QpInit::rc(&cq, &cq)).unwrap();
     let peer = End::new(&b.context, |init| init);
-    let end = |qp: &Qp, context: &Context| exchange::Endpoint { qpn: qp.number(), psn: 0, gid: context.gids()[0] };
+    let end =
+        |qp: &Qp, context: &Context| exchange::Endpoint { qpn: qp.number(), psn: 0, gid: context.gids()[0] };
     qp.connect(&end(&peer.qp, &b.context), 0, PathMtu::Mtu1024, Access::empty()).unwrap();
     peer.qp.connect(&end(&qp, &a.context), 0, PathMtu::Mtu1024, Access::REMOTE_WRITE).unwrap();
     let (memory, target) = (a.pd.allocate(8, RW).unwrap(), peer.pd.allocate(8, RW).unwrap());
     let sges = [memory.sge(0..8).unwrap()];
-    let write = |id| qp.post_send(&[SendWr::write(id, &sges, target.addr(), target.rkey()).signaled()]).unwrap();
+    let write =
+        |id| qp.post_send(&[SendWr::write(id, &sges, target.addr(), target.rkey()).signaled()]).unwrap();
     // one at a time, the card always knows of enough room
     for id in 0..100 {
         write(id);

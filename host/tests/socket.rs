@@ -21,18 +21,26 @@ fn memory_moves_and_interrupts_arrive_through_the_socket() {
     let world = World::new(2);
     let servers = [0, 1].map(|i| serve(&world, i, &directory.path().join(format!("card{i}.sock")), 2));
     {
-        let open = |card| Context::start(Device::open(&address(directory.path(), card))?, &Options::default());
+        let open =
+            |card| Context::start(Device::open(&address(directory.path(), card))?, &Options::default());
         let (a, b) = (open(0).expect("opens"), open(1).expect("opens"));
         let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
         let channel = b.create_comp_channel().unwrap();
         let (cq_a, cq_b) = (a.create_cq(8, None).unwrap(), b.create_cq(8, Some(&channel)).unwrap());
-        let (qp_a, qp_b) =
-            (pd_a.create_qp(&QpInit::rc(&cq_a, &cq_a)).unwrap(), pd_b.create_qp(&QpInit::rc(&cq_b, &cq_b)).unwrap());
-        let end = |qp: &Qp, context: &Context| exchange::Endpoint { qpn: qp.number(), psn: 9, gid: context.gids()[0] };
+        let (qp_a, qp_b) = (
+            pd_a.create_qp(&QpInit::rc(&cq_a, &cq_a)).unwrap(),
+            pd_b.create_qp(&QpInit::rc(&cq_b, &cq_b)).unwrap(),
+        );
+        let end = |qp: &Qp, context: &Context| exchange::Endpoint {
+            qpn: qp.number(),
+            psn: 9,
+            gid: context.gids()[0],
+        };
         qp_a.connect(&end(&qp_b, &b), 9, PathMtu::Mtu1024, Access::empty()).unwrap();
         qp_b.connect(&end(&qp_a, &a), 9, PathMtu::Mtu1024, Access::REMOTE_WRITE).unwrap();
         // heap memory is reached through /proc/self/mem, the driver's own through its memfd
-        let source = pd_a.register((0..10_000u32).map(|i| i as u8).collect::<Vec<_>>(), Access::empty()).unwrap();
+        let source =
+            pd_a.register((0..10_000u32).map(|i| i as u8).collect::<Vec<_>>(), Access::empty()).unwrap();
         let target = pd_b.register(vec![0u8; 10_000], RW).unwrap();
         let inbox = pd_b.allocate(64, RW).unwrap();
         cq_b.request_notify(false).unwrap();

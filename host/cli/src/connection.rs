@@ -6,9 +6,10 @@
 use anyhow::{Context as _, bail};
 use clap::Args;
 use host::exchange::Endpoint;
-use host::{Access, Completion, Context, Cq, DeviceAddress, Pd, PathMtu, Qp, QpAttr, QpInit, WcStatus};
+use host::{Access, Completion, Context, Cq, DeviceAddress, PathMtu, Pd, Qp, QpAttr, QpInit, WcStatus};
 use std::io::Read;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// How to reach the peer.
@@ -106,7 +107,7 @@ impl PeerArgs {
         if let Some(address) = &self.listen {
             let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
             eprintln!("listening on {}", listener.local_addr()?);
-            if !host::backend::readable(std::os::fd::AsFd::as_fd(&listener), Some(timeout))? {
+            if !host::backend::readable(listener.as_fd(), Some(timeout))? {
                 bail!("no peer connected within {} s", timeout.as_secs());
             }
             return Ok(listener.accept().context("accept the peer")?.0);
@@ -133,9 +134,7 @@ impl PeerArgs {
 impl Connection {
     /// The next completion; one that failed, or none in time, is an error.
     pub fn completion(&self) -> anyhow::Result<Completion> {
-        let Some(completion) = self.cq.poll_wait(self.timeout)? else {
-            bail!("no completion within {} s; is the peer alive?", self.timeout.as_secs());
-        };
+        let completion = self.wait()?;
         if completion.status != WcStatus::Success {
             let cause = completion.cause().map_or(String::new(), |cause| format!(", cause {}", cause.name()));
             bail!(
@@ -147,6 +146,23 @@ impl Connection {
             );
         }
         Ok(completion)
+    }
+
+    /// A completion within the time given; the peer's going away ends the wait.
+    fn wait(&self) -> anyhow::Result<Completion> {
+        let slice = Duration::from_millis(500);
+        let mut waited = Duration::ZERO;
+        while waited < self.timeout {
+            if let Some(completion) = self.cq.poll_wait(slice)? {
+                return Ok(completion);
+            }
+            waited += slice;
+            let something = host::backend::readable(self.stream.as_fd(), Some(Duration::ZERO))?;
+            if something && !matches!(self.stream.peek(&mut [0]), Ok(1..)) {
+                bail!("the peer ended before its work was done");
+            }
+        }
+        bail!("no completion within {} s; is the peer alive?", self.timeout.as_secs());
     }
 
     /// Waits until the peer has ended its work too, so that its last packets are still acknowledged.

@@ -34,6 +34,18 @@ enum Command {
     Ping(ping::PingArgs),
     /// Move a file from one process to another by RDMA.
     Move(mover::MoveArgs),
+    /// Not built in.
+    #[cfg(not(feature = "sim"))]
+    #[command(hide = true, alias = "demo")]
+    Sim(AbsentArgs),
+}
+
+/// Whatever follows a command that is not built in.
+#[cfg(not(feature = "sim"))]
+#[derive(Debug, clap::Args)]
+struct AbsentArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _rest: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -45,6 +57,10 @@ fn main() -> ExitCode {
         Command::Counters(args) => info::counters(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Move(args) => mover::run(&args),
+        #[cfg(not(feature = "sim"))]
+        Command::Sim(_) => {
+            Err(anyhow::anyhow!("the simulation is not built in; build with the feature `sim`"))
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -264,7 +264,18 @@ fn receive(
         match parts(&completion) {
             (HEARD, slot) => {
                 ensure!(slot < slots, "a completion of no slot");
-                take(args, connection, file, &mut hash, &mut buffer, &mut left, &completion, chunks, inbox, &tell)?;
+                take(
+                    args,
+                    connection,
+                    file,
+                    &mut hash,
+                    &mut buffer,
+                    &mut left,
+                    &completion,
+                    chunks,
+                    inbox,
+                    &tell,
+                )?;
                 pending += 1;
             }
             _ => pending -= 1,

@@ -39,7 +39,8 @@ impl Room {
         let mut lines = BufReader::new(stderr);
         let mut line = String::new();
         lines.read_line(&mut line).expect("a line");
-        let address = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
+        let address =
+            line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line}")).to_owned();
         // what it says later is shown with the test's own output
         std::thread::spawn(move || {
             let mut rest = String::new();
@@ -79,7 +80,8 @@ fn files_of_every_size_arrive_by_write_and_by_send() {
     for op in ["write", "send"] {
         for size in sizes {
             let (from, to) = (room.directory.path().join("from"), room.directory.path().join("to"));
-            let bytes: Vec<u8> = (0..size as u32).map(|i| i.wrapping_mul(0x9e37_79b1).to_be_bytes()[0]).collect();
+            let bytes: Vec<u8> =
+                (0..size as u32).map(|i| i.wrapping_mul(0x9e37_79b1).to_be_bytes()[0]).collect();
             std::fs::write(&from, &bytes).expect("written");
             let both = ["move", "--op", op, "--chunk", "4096", "--slots", "3", "--file"];
             let end = |path: &Path| [both.as_slice(), &[path.to_str().expect("text")]].concat().join(" ");
@@ -89,9 +91,14 @@ fn files_of_every_size_arrive_by_write_and_by_send() {
             let (child, address) = room.listen(&to_args.iter().map(String::as_str).collect::<Vec<_>>());
             let sent = room.connect(&from_args.iter().map(String::as_str).collect::<Vec<_>>(), &address);
             let received = child.wait_with_output().expect("ends");
-            assert!(sent.status.success() && received.status.success(), "{op} {size}: {}", text(&sent.stderr));
+            assert!(
+                sent.status.success() && received.status.success(),
+                "{op} {size}: {}",
+                text(&sent.stderr)
+            );
             assert!(std::fs::read(&to).expect("there") == bytes, "{op} {size}: the bytes differ");
-            let hash = |output: &Output| text(&output.stdout).split(' ').next().unwrap_or_default().to_owned();
+            let hash =
+                |output: &Output| text(&output.stdout).split(' ').next().unwrap_or_default().to_owned();
             assert_eq!(hash(&sent).len(), 64);
             assert_eq!(hash(&sent), hash(&received));
         }
@@ -138,6 +145,34 @@ fn devinfo_and_counters_tell_of_every_card() {
 }
 
 #[test]
+fn a_killed_peer_is_noticed_and_the_cards_are_used_again() {
+    let room = Room::new(2);
+    let (mut child, address) = room.listen(&["ping", "--iters", "1000000000"]);
+    let ends = ["--device", "sim:card1", "--connect", &address, "--timeout", "30"];
+    let mut command = room.verbena(&["ping", "--iters", "1000000000"]);
+    let other = command.args(ends).stderr(Stdio::piped()).spawn().expect("starts");
+    // some messages have passed
+    let passed = || room.world.cards()[0].objects()[0] == 1 && room.world.cards()[1].doorbells > 100;
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !passed() && std::time::Instant::now() < end {
+        std::thread::yield_now();
+    }
+    child.kill().expect("killed");
+    child.wait().expect("gone");
+    let output = other.wait_with_output().expect("ends");
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.contains("RetryExcErr") || said.contains("the peer ended"), "{said}");
+    // both cards start a second life
+    let (child, address) = room.listen(&["ping", "--iters", "3"]);
+    assert!(room.connect(&["ping", "--iters", "3"], &address).status.success());
+    assert!(child.wait_with_output().expect("ends").status.success());
+    for server in room.servers {
+        server.join().expect("no panic");
+    }
+}
+
+#[test]
 fn failures_have_their_exit_codes() {
     let empty = tempfile::tempdir().expect("a directory");
     let code = |arguments: &[&str]| verbena(empty.path(), arguments).output().expect("runs").status.code();
@@ -148,6 +183,9 @@ fn failures_have_their_exit_codes() {
     let missing = ["move", "--connect", "127.0.0.1:1", "--file", "/does/not/exist"];
     assert_eq!(code(&missing), Some(1), "no file");
     let output = verbena(empty.path(), &missing).output().expect("runs");
-    assert_eq!(text(&output.stderr), "verbena: read /does/not/exist: No such file or directory (os error 2)\n");
+    assert_eq!(
+        text(&output.stderr),
+        "verbena: read /does/not/exist: No such file or directory (os error 2)\n"
+    );
     assert_eq!(code(&["--version"]), Some(0));
 }

@@ -57,7 +57,8 @@ impl Vfio {
             return Err(io::Error::other(format!("PCI function {address} is not bound to vfio-pci")));
         }
         let container = Arc::new(VfioContainer::new(None).map_err(io::Error::other)?);
-        let device = VfioDevice::new(&path, container.clone() as Arc<dyn VfioOps>, false).map_err(io::Error::other)?;
+        let device =
+            VfioDevice::new(&path, container.clone() as Arc<dyn VfioOps>, false).map_err(io::Error::other)?;
         let ranges = iova_ranges(&container)?;
         let registers = map_bar(&device, Bar::Registers)?;
         let doorbells = map_bar(&device, Bar::Doorbells)?;
@@ -71,7 +72,10 @@ impl Vfio {
         };
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         if offset.checked_add(size).is_none_or(|end| end > map.len()) || !offset.is_multiple_of(size) {
-            return Err(io::Error::other(format!("{size} bytes at {offset:#x} are outside of BAR{}", bar as u32)));
+            return Err(io::Error::other(format!(
+                "{size} bytes at {offset:#x} are outside of BAR{}",
+                bar as u32
+            )));
         }
         Ok(map.as_mut_ptr().wrapping_add(offset))
     }
@@ -130,7 +134,9 @@ fn parse_iova_ranges(info: &[u8]) -> Vec<RangeInclusive<u64>> {
         let (Some(head), Some(next)) = (word(at), word(at + 4)) else { break };
         if head & 0xffff == IOVA_RANGE {
             for i in 0..word(at + 8).unwrap_or(0) as usize {
-                let (Some(start), Some(end)) = (long(at + 16 + 16 * i), long(at + 24 + 16 * i)) else { break };
+                let (Some(start), Some(end)) = (long(at + 16 + 16 * i), long(at + 24 + 16 * i)) else {
+                    break;
+                };
                 if end > LOWEST {
                     ranges.push(start.max(LOWEST)..=end);
                 }

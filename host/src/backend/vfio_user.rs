@@ -128,7 +128,10 @@ impl Link {
                     ),
                     io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::new(
                         io::ErrorKind::TimedOut,
-                        format!("no answer within {} s (does another process hold the card?)", ANSWER.as_secs()),
+                        format!(
+                            "no answer within {} s (does another process hold the card?)",
+                            ANSWER.as_secs()
+                        ),
                     ),
                     _ => error,
                 })
@@ -192,7 +195,8 @@ impl VfioUser {
         let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
         let mut link = Link { stream, next_id: 0, broken: false };
         let mut hello = body!(0u16, 1u16);
-        let capabilities = serde_json::json!({"capabilities": {"max_msg_fds": 1, "max_data_xfer_size": LONGEST}});
+        let capabilities =
+            serde_json::json!({"capabilities": {"max_msg_fds": 1, "max_data_xfer_size": LONGEST}});
         hello.extend_from_slice(capabilities.to_string().as_bytes());
         hello.push(0);
         let id = link.send(Command::Version, 0, &hello, &[])?;
@@ -204,7 +208,9 @@ impl VfioUser {
         let info = card.ask(Command::DeviceInfo, &body!(16u32, 0u32, 0u32, 0u32), &[])?;
         let (regions, irqs) = (word(&info, 8)?, word(&info, 12)?);
         if regions <= CONFIG_REGION || irqs <= MSIX {
-            return Err(io::Error::other(format!("no PCI device: {regions} regions, {irqs} interrupt kinds")));
+            return Err(io::Error::other(format!(
+                "no PCI device: {regions} regions, {irqs} interrupt kinds"
+            )));
         }
         let irq = card.ask(Command::IrqInfo, &body!(16u32, 0u32, MSIX, 0u32), &[])?;
         card.vectors = word(&irq, 12)?;

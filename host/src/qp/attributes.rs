@@ -190,7 +190,13 @@ pub fn transition(transport: Transport, from: QpState, to: QpState) -> Option<(A
 }
 
 /// Judges a modify call.
-pub(super) fn check(qpn: u32, transport: Transport, from: QpState, to: QpState, mask: AttrMask) -> Result<()> {
+pub(super) fn check(
+    qpn: u32,
+    transport: Transport,
+    from: QpState,
+    to: QpState,
+    mask: AttrMask,
+) -> Result<()> {
     let (required, optional) = transition(transport, from, to).ok_or(Error::Transition { qpn, from, to })?;
     let missing = required.difference(mask);
     let excess = mask.difference(required | optional | AttrMask::STATE);

@@ -191,9 +191,17 @@ pub(crate) struct WorkQueue {
 impl WorkQueue {
     fn new(inner: &Inner, log_depth: u32, log_stride: u32) -> Result<WorkQueue> {
         let ring = Arc::new(DmaBuffer::new(&inner.space, 1 << (log_depth + log_stride))?);
-        let posted = (0..1u32 << log_depth).map(|_| Posted { wr_id: AtomicU64::new(0), opcode: AtomicU8::new(0) });
+        let posted =
+            (0..1u32 << log_depth).map(|_| Posted { wr_id: AtomicU64::new(0), opcode: AtomicU8::new(0) });
         let posted = posted.collect();
-        Ok(WorkQueue { ring, log_depth, log_stride, posted, head: AtomicU32::new(0), tail: AtomicU32::new(0) })
+        Ok(WorkQueue {
+            ring,
+            log_depth,
+            log_stride,
+            posted,
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+        })
     }
 
     fn depth(&self) -> u32 {
@@ -363,7 +371,10 @@ struct Caps {
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Qp").field("qpn", &self.shared.qpn).field("state", &self.state()).finish_non_exhaustive()
+        f.debug_struct("Qp")
+            .field("qpn", &self.shared.qpn)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
     }
 }
 
@@ -441,8 +452,12 @@ impl Qp {
             },
             ..QpContext::default()
         };
-        let arguments =
-            Arguments { word_mask: 0xffff, reset_all: true, data: context.to_words(), ..Arguments::default() };
+        let arguments = Arguments {
+            word_mask: 0xffff,
+            reset_all: true,
+            data: context.to_words(),
+            ..Arguments::default()
+        };
         if let Err(error) = inner.commands.execute(CommandOpcode::CreateQp, qpn, &arguments) {
             inner.release(Object::Qp, qpn);
             return Err(error);
@@ -617,7 +632,8 @@ impl Qp {
             context.addresses.src_gid = source.to_u128();
         }
         if mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
-            context.path.udp_source_port = udp_source_port(attr.av.flow_label, self.shared.qpn, attr.dest_qpn);
+            context.path.udp_source_port =
+                udp_source_port(attr.av.flow_label, self.shared.qpn, attr.dest_qpn);
         }
         Ok(context)
     }
@@ -664,11 +680,8 @@ impl Qp {
     pub fn connect_with(&self, attr: &QpAttr) -> Result<()> {
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             let steps = attributes::transition(self.shared.transport, self.state(), state);
-            let (required, _) = steps.ok_or(Error::Transition {
-                qpn: self.shared.qpn,
-                from: self.state(),
-                to: state,
-            })?;
+            let (required, _) =
+                steps.ok_or(Error::Transition { qpn: self.shared.qpn, from: self.state(), to: state })?;
             self.modify(&QpAttr { state, ..*attr }, required | AttrMask::STATE)?;
         }
         Ok(())
@@ -740,7 +753,12 @@ impl Qp {
         let limits = self.shared.inner.attributes();
         if let Some(bytes) = request.inline {
             if bytes.len() > self.caps.inline as usize {
-                return Err(range(POST, "inline bytes", bytes.len() as u64, format!("0..={}", self.caps.inline)));
+                return Err(range(
+                    POST,
+                    "inline bytes",
+                    bytes.len() as u64,
+                    format!("0..={}", self.caps.inline),
+                ));
             }
         } else if request.sges.len() > self.caps.send_sge as usize {
             let allowed = format!("0..={}", self.caps.send_sge);

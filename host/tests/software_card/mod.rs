@@ -15,9 +15,9 @@ use contract::register as reg;
 use contract::ring::phase;
 use contract::verbs::access;
 use contract::{
-    AsyncEvent, CommandEntry, CommandOpcode, CommandResponse, CommandStatus, CqDoorbell, CqEntry, Cqe, EqDoorbell,
-    EqEntry, Eqe, EventKind, MrEntry, QpContext, QpState, Reject, SendWqe, Sge, SqDoorbell, StageCounter, Transport,
-    WcOpcode, WcStatus, WrOpcode, doorbell,
+    AsyncEvent, CommandEntry, CommandOpcode, CommandResponse, CommandStatus, CqDoorbell, CqEntry, Cqe,
+    EqDoorbell, EqEntry, Eqe, EventKind, MrEntry, QpContext, QpState, Reject, SendWqe, Sge, SqDoorbell,
+    StageCounter, Transport, WcOpcode, WcStatus, WrOpcode, doorbell,
 };
 use host::{Backend, Bar, Context, Device, Memory, Options};
 use std::collections::BTreeMap;
@@ -401,7 +401,8 @@ impl Card {
                 self.cqs.insert(index, Cq { entry, producer: 0, consumer: 0, arm: 0 });
             }
             CommandOpcode::DestroyCq => {
-                let uses = |qp: &Qp| [qp.context.queues.send_cqn, qp.context.queues.recv_cqn].contains(&index);
+                let uses =
+                    |qp: &Qp| [qp.context.queues.send_cqn, qp.context.queues.recv_cqn].contains(&index);
                 free(self.qps.values().any(uses))?;
                 self.cqs.remove(&index).ok_or(S::NotFound)?;
             }
@@ -431,7 +432,8 @@ impl Card {
                 let take = |i: usize| if entry.word_mask >> i & 1 == 1 { data[i] } else { old[i] };
                 let new = QpContext::from_words(&std::array::from_fn(take));
                 let state = |context: &QpContext| QpState::from_code(context.rights.state);
-                let (from, to) = (state(&qp.context).ok_or(S::Internal)?, state(&new).ok_or(S::BadParameter)?);
+                let (from, to) =
+                    (state(&qp.context).ok_or(S::Internal)?, state(&new).ok_or(S::BadParameter)?);
                 if !from.may_become(to, Transport::Rc) {
                     return Err(S::BadState);
                 }
@@ -927,7 +929,8 @@ pub mod served {
         };
         let sizes = [0x2000, 0, 64 * STRIDE, 0, 0x1000, 0, 0, 4096, 0];
         let regions = sizes.iter().enumerate().map(|(i, size)| region(i as u32, *size)).collect();
-        let irqs = (0..5).map(|index| IrqInfo { index, flags: 1, count: if index == 2 { VECTORS } else { 1 } });
+        let irqs =
+            (0..5).map(|index| IrqInfo { index, flags: 1, count: if index == 2 { VECTORS } else { 1 } });
         let path: PathBuf = path.to_owned();
         let server = Server::new(&path, true, irqs.collect(), regions).expect("the socket is free");
         let card = world.backend(index);

@@ -1,6 +1,6 @@
 //! The stories, each runnable alone: `cargo ci story NAME --seed N --waves`.
 
-use contract::{Reject, StageCounter, Syndrome, psn_add};
+use contract::{Reject, StageCounter, Syndrome, wire::psn_add};
 use host::{Access, PathMtu, SendWr, WcStatus};
 use sim::{
     backend::lock,

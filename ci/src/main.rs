@@ -13,6 +13,7 @@
 mod captures;
 mod demo;
 mod fresh;
+mod fuzz;
 mod generate;
 mod install;
 mod list;
@@ -53,6 +54,7 @@ pub const TASKS: &[Task] = &[
     captures::TASK,
     tools::TASK,
     synth::TASK,
+    fuzz::TASK,
     fresh::TASK,
 ];
 

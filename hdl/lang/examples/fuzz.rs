@@ -31,7 +31,8 @@ fn yosys(program: &[String], round: u64, directory: &Path) -> Result<(), String>
     let (text, ours) = signature(&driven)?;
     let file = directory.join("yosys.sv");
     std::fs::write(&file, text).map_err(|e| format!("cannot write {}: {e}", file.display()))?;
-    let output = Command::new(&program[0]).args(&program[1..]).arg(&file).arg((SHORT + 8).to_string()).output();
+    let output =
+        Command::new(&program[0]).args(&program[1..]).arg(&file).arg((SHORT + 8).to_string()).output();
     let output = output.map_err(|e| format!("cannot start {}: {e}", program[0]))?;
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if !output.status.success() {

@@ -44,7 +44,10 @@ impl Design {
 /// Warnings of `verilator --lint-only -Wall` that emitted text may cause, each with the reason why it may stand.
 pub const WAIVERS: &[(&str, &str)] = &[
     ("DECLFILENAME", "all modules of a design may stand in one file"),
-    ("UNUSEDSIGNAL", "a port or a field of a record is part of the interface also where nothing reads all of it"),
+    (
+        "UNUSEDSIGNAL",
+        "a port or a field of a record is part of the interface also where nothing reads all of it",
+    ),
     ("UNUSEDPARAM", "every variant of an enum is listed, for the reader"),
 ];
 
@@ -376,7 +379,10 @@ impl<'a> Emitter<'a> {
                     }
                     writeln!(out, "{pad}case ({})", bare(self.read(*subject))).expect("string");
                     let labels = |wanted: bool| {
-                        arms.iter().zip(rest).filter(move |(_, b)| b.is_empty() != wanted).map(|(a, b)| (&a.label, b))
+                        arms.iter()
+                            .zip(rest)
+                            .filter(move |(_, b)| b.is_empty() != wanted)
+                            .map(|(a, b)| (&a.label, b))
                     };
                     for (label, body) in labels(true) {
                         write!(out, "{pad}  {label}: begin\n{body}{pad}  end\n").expect("string");
@@ -457,9 +463,9 @@ impl<'a> Emitter<'a> {
         let mut instances = String::new();
         for i in &m.instances {
             let child = &self.design.modules[i.module];
-            let list: Vec<String> = child.external.iter().flatten().map(|(k, v)| format!(".{k}({v})")).collect();
-            let parameters =
-                if list.is_empty() { String::new() } else { format!(" #({})", list.join(", ")) };
+            let list: Vec<String> =
+                child.external.iter().flatten().map(|(k, v)| format!(".{k}({v})")).collect();
+            let parameters = if list.is_empty() { String::new() } else { format!(" #({})", list.join(", ")) };
             let pins: Vec<String> = child
                 .ports
                 .iter()
@@ -615,8 +621,7 @@ impl<'a> Emitter<'a> {
                     _ => format!("[{high}:{low}]"),
                 };
                 let lane = if count == 1 { lanes.into() } else { format!("{lanes}[{i}]") };
-                writeln!(body, "      if ({lane}) {name}[{address}]{part} <= {data}{part};")
-                    .expect("string");
+                writeln!(body, "      if ({lane}) {name}[{address}]{part} <= {data}{part};").expect("string");
             }
             writeln!(body, "    end").expect("string");
         }

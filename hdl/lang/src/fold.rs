@@ -77,7 +77,8 @@ impl Builder {
             Op::Lt if is(0, ones) || is(1, zero) => bit(self, false),
             Op::Eq | Op::Ne => {
                 // a single bit against a constant without a name of its own
-                let (x, c) = if self.value(args[0]).is_some() { (args[1], args[0]) } else { (args[0], args[1]) };
+                let (x, c) =
+                    if self.value(args[0]).is_some() { (args[1], args[0]) } else { (args[0], args[1]) };
                 let node = &self.def.nodes[c as usize];
                 if node.width != 1 || node.name.is_some() {
                     return None;

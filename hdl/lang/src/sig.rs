@@ -91,7 +91,12 @@ pub fn wire(name: &str, width: u32) -> Sig {
 #[track_caller]
 pub fn reg(name: &str, width: u32) -> Sig {
     let domain = current_domain();
-    named_node(Kind::Reg { domain, reset: None, reset_label: None, synchroniser: false }, width, name, Location::caller())
+    named_node(
+        Kind::Reg { domain, reset: None, reset_label: None, synchroniser: false },
+        width,
+        name,
+        Location::caller(),
+    )
 }
 
 /// A register that reset puts to `value`.
@@ -111,19 +116,11 @@ pub fn reg_init(name: &str, width: u32, value: u64) -> Sig {
 pub fn synchronise(name: &str, from: Sig) -> Sig {
     let place = Location::caller();
     let domain = current_domain();
-    let kind = Kind::Reg {
-        domain,
-        reset: Some(Bits::zero(from.width)),
-        reset_label: None,
-        synchroniser: true,
-    };
+    let kind =
+        Kind::Reg { domain, reset: Some(Bits::zero(from.width)), reset_label: None, synchroniser: true };
     let meta = named_node(kind, from.width, &format!("{name}_meta"), place);
-    let kind = Kind::Reg {
-        domain,
-        reset: Some(Bits::zero(from.width)),
-        reset_label: None,
-        synchroniser: false,
-    };
+    let kind =
+        Kind::Reg { domain, reset: Some(Bits::zero(from.width)), reset_label: None, synchroniser: false };
     let sync = named_node(kind, from.width, &format!("{name}_sync"), place);
     for s in [meta, sync] {
         s.attribute("ASYNC_REG", "TRUE");

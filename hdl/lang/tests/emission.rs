@@ -189,7 +189,10 @@ fn a_rich_design_draws_no_warning_that_is_not_waived_by_name() {
     let bad: Vec<_> = lint("rich.sv", &text).into_iter().filter(|w| !waived(&w.0)).collect();
     assert!(bad.is_empty(), "{bad:#?}\n{text}");
     // the judge sees a planted fault
-    let planted = text.replace("endmodule\nmodule LIBRARY_BUFFER", "  wire [3:0] planted = 5'd3;\nendmodule\nmodule LIBRARY_BUFFER");
+    let planted = text.replace(
+        "endmodule\nmodule LIBRARY_BUFFER",
+        "  wire [3:0] planted = 5'd3;\nendmodule\nmodule LIBRARY_BUFFER",
+    );
     assert!(lint("planted.sv", &planted).iter().any(|w| w.0.starts_with("WIDTH")));
 }
 

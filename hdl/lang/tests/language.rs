@@ -683,7 +683,8 @@ fn every_operator_agrees_with_paper_arithmetic_at_widths_1_to_130() {
             assert_eq!(s.peek("bits"), facts, "width {width}: {a:?} {b:?}");
             let flipped: Vec<bool> = y.iter().map(|b| !b).collect();
             let shift = |left: bool| {
-                let at = |i: usize| if left { i.checked_sub(by as usize) } else { i.checked_add(by as usize) };
+                let at =
+                    |i: usize| if left { i.checked_sub(by as usize) } else { i.checked_add(by as usize) };
                 (0..n).map(|i| at(i).and_then(|i| x.get(i)).copied().unwrap_or(false)).collect::<Vec<_>>()
             };
             let product = (0..n).filter(|i| y[*i]).fold(vec![false; n], |sum, i| {

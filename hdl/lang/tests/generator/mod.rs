@@ -253,7 +253,11 @@ impl Random {
             .map(|i| {
                 let w = r.width(most);
                 let n = name("r", i);
-                if r.one_in(2) { reg(&n, w) } else { reg_init(&n, w, r.next() & (u64::MAX >> (64 - w.min(64)))) }
+                if r.one_in(2) {
+                    reg(&n, w)
+                } else {
+                    reg_init(&n, w, r.next() & (u64::MAX >> (64 - w.min(64))))
+                }
             })
             .collect();
         pool.signals.extend(&registers);
@@ -358,7 +362,10 @@ impl Ports for BatchIo {
         let stimulus = ports.input("stimulus", &Width(c.stimulus_width()));
         let other = c.size.two_clocks.then(|| ports.input("other_clock", &Width(1)));
         let member = |m: Random| {
-            (0..).zip(m.all_outputs()).map(|(j, w)| ports.output(&format!("q{}_{j}", m.seed), &Width(w))).collect()
+            (0..)
+                .zip(m.all_outputs())
+                .map(|(j, w)| ports.output(&format!("q{}_{j}", m.seed), &Width(w)))
+                .collect()
         };
         BatchIo { stimulus, other, outputs: c.members().map(member).collect() }
     }
@@ -416,8 +423,12 @@ pub fn compare(batch: &Batch, clocks: u32, directory: &Path) -> Result<(), Strin
         let in_reset = clock < 2 || r.one_in(40);
         ours.poke_bits("stimulus", &value);
         ours.poke("reset", u64::from(in_reset));
-        let words: Vec<u32> =
-            value.words().iter().flat_map(|w| [*w as u32, (*w >> 32) as u32]).take(width.div_ceil(32) as usize).collect();
+        let words: Vec<u32> = value
+            .words()
+            .iter()
+            .flat_map(|w| [*w as u32, (*w >> 32) as u32])
+            .take(width.div_ceil(32) as usize)
+            .collect();
         theirs.set_wide(stimulus, &words);
         theirs.set(reset, u64::from(in_reset));
         theirs.eval().map_err(say)?;

@@ -177,7 +177,7 @@ impl<'a> Emitter<'a> {
                 roots.extend([w.enable, w.address, w.data]);
                 if let Some(lanes) = w.lanes {
                     for id in [w.data, lanes] {
-                        self.sliced[id as usize] = true;
+                        self.sliced[id as usize] |= x.lane != x.width;
                     }
                     // one line per lane
                     roots.extend([w.address, lanes]);

@@ -90,24 +90,22 @@ pub fn wire(name: &str, width: u32) -> Sig {
 /// A register without reset: keeps its value unless `set`.
 #[track_caller]
 pub fn reg(name: &str, width: u32) -> Sig {
-    let domain = current_domain();
-    named_node(
-        Kind::Reg { domain, reset: None, reset_label: None, synchroniser: false },
-        width,
-        name,
-        Location::caller(),
-    )
+    reg_at(name, width, None, Location::caller())
 }
 
 /// A register that reset puts to `value`.
 #[track_caller]
 pub fn reg_init(name: &str, width: u32, value: u64) -> Sig {
-    let place = Location::caller();
-    if width < 64 && value >> width != 0 {
+    reg_at(name, width, Some(value), Location::caller())
+}
+
+#[track_caller]
+pub(crate) fn reg_at(name: &str, width: u32, reset: Option<u64>, place: Place) -> Sig {
+    if let Some(value) = reset.filter(|v| width < 64 && v >> width != 0) {
         fail(Rule::Literal, place, format!("reset value {value:#x} does not fit {width} bits"));
     }
     let domain = current_domain();
-    let reset = Some(Bits::new(width, u128::from(value)));
+    let reset = reset.map(|value| Bits::new(width, u128::from(value)));
     named_node(Kind::Reg { domain, reset, reset_label: None, synchroniser: false }, width, name, place)
 }
 

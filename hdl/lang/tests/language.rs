@@ -342,7 +342,7 @@ impl Module for Case {
             "shared" => {
                 let (x, y) = ((a + b).named("x"), a + b);
                 q.set(((a + b) & y) | x);
-                when((a & 0).any(), || q.set(a));
+                when((a & lit(8, 0)).any(), || q.set(a));
                 when(mux(high(), b, a).bits(2, 4).bits(1, 2).eq(3), || q.set((a << lit(4, 2)) | lit(8, 1)));
             }
             "literals" => q.set(mux(a.bit(0), 0x55, b) + mux(a.bit(1), a, 3)),

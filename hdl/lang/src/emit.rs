@@ -325,6 +325,27 @@ impl<'a> Emitter<'a> {
         }
     }
 
+    /// What `block` assigns, except where its condition never holds.
+    fn targets(&self, block: &[Stmt], out: &mut BTreeSet<Id>) {
+        for s in block {
+            match s {
+                Stmt::Assign { target, .. } => {
+                    out.insert(*target);
+                }
+                Stmt::If { condition, then, otherwise } => {
+                    let known = self.known(*condition);
+                    if known != Some(false) {
+                        self.targets(then, out);
+                    }
+                    if known != Some(true) {
+                        self.targets(otherwise, out);
+                    }
+                }
+                Stmt::Case { arms, .. } => arms.iter().for_each(|a| self.targets(&a.body, out)),
+            }
+        }
+    }
+
     /// The statements of `block` that assign one of `wanted`.
     fn statements(
         &self,
@@ -411,7 +432,9 @@ impl<'a> Emitter<'a> {
         // top-level statements that touch each target
         let mut touching: BTreeMap<Id, Vec<usize>> = BTreeMap::new();
         for (i, s) in m.body.iter().enumerate() {
-            for t in crate::check::targets(std::slice::from_ref(s)).into_keys() {
+            let mut targets = BTreeSet::new();
+            self.targets(std::slice::from_ref(s), &mut targets);
+            for t in targets {
                 touching.entry(t).or_default().push(i);
             }
         }

@@ -145,7 +145,9 @@ impl Module for Rich {
         let toggle = reg_init("toggle", 1, 1);
         toggle.attribute("keep", "true").set(!toggle);
         Domain::new(io.other_clock, None).within(|| io.crossed.set(synchronise("toggle", toggle)));
-        io.unset.set(cat(&[reg("never_set", 1), reg_init("only_reset", 2, 2)]));
+        let never = reg("never_set", 1);
+        when(low(), || never.set(1));
+        io.unset.set(cat(&[never, reg_init("only_reset", 2, 2)]));
         assert_always("no_flow_while_busy", !(io.flow.ready & meter.busy));
         cover("long", meter.length.data.gt(100));
     }

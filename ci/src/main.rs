@@ -17,6 +17,7 @@ mod fuzz;
 mod generate;
 mod install;
 mod list;
+mod mutants;
 mod run;
 mod step;
 mod story;
@@ -55,6 +56,7 @@ pub const TASKS: &[Task] = &[
     tools::TASK,
     synth::TASK,
     fuzz::TASK,
+    mutants::TASK,
     fresh::TASK,
 ];
 

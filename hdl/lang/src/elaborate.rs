@@ -215,6 +215,19 @@ impl Domain {
         let index = current_domain();
         with(|m| Domain { index, module: m.uid })
     }
+    /// The clock, for a child that takes several and names them all.
+    pub fn clock(self) -> Sig {
+        with(|m| Sig { id: m.def.domains[self.index].clock, width: 1, module: m.uid })
+    }
+    /// The reset; constantly low if the domain has none.
+    #[track_caller]
+    pub fn reset(self) -> Sig {
+        let place = Location::caller();
+        with(|m| match m.def.domains[self.index].reset {
+            Some(id) => Sig { id, width: 1, module: m.uid },
+            None => Sig { id: m.constant(Bits::zero(1), place), width: 1, module: m.uid },
+        })
+    }
     /// Registers, memory ports, assertions and child modules made in `f` use this domain.
     pub fn within<R>(self, f: impl FnOnce() -> R) -> R {
         with(|m| {

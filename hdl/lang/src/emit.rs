@@ -48,7 +48,6 @@ pub const WAIVERS: &[(&str, &str)] = &[
         "UNUSEDSIGNAL",
         "a port or a field of a record is part of the interface also where nothing reads all of it",
     ),
-    ("UNUSEDPARAM", "every variant of an enum is listed, for the reader"),
 ];
 
 struct Emitter<'a> {
@@ -516,7 +515,11 @@ impl<'a> Emitter<'a> {
             writeln!(out, "// {line}").expect("string");
         }
         writeln!(out, "module {} (\n{}\n);", m.name, ports.join(",\n")).expect("string");
-        for (name, width, code) in &m.constants {
+        let texts = [&self.wires, &instances, &comb, &sequential, &properties];
+        let code = texts.iter().flat_map(|t| t.lines()).map(|l| l.split("//").next().unwrap_or(l));
+        let used: HashSet<&str> =
+            code.flat_map(|l| l.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).collect();
+        for (name, width, code) in m.constants.iter().filter(|c| used.contains(c.0.as_str())) {
             writeln!(out, "  localparam logic {}{name} = {width}'d{code};", range(*width)).expect("string");
         }
         writeln!(out, "{declared}{}{instances}{comb}{sequential}{properties}endmodule", self.wires)

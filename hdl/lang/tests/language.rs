@@ -704,4 +704,64 @@ fn every_operator_agrees_with_paper_arithmetic_at_widths_1_to_130() {
             }
         }
     }
+
+/// A child that names its clock and reset, as one with several clocks does.
+#[derive(Debug)]
+struct Named;
+#[derive(Ports)]
+#[ports(Named)]
+struct NamedIo {
+    #[input]
+    its_clock: Sig,
+    #[input]
+    its_reset: Sig,
+    #[output(8)]
+    count: Sig,
+}
+impl Module for Named {
+    type Io = NamedIo;
+    fn name(&self) -> String {
+        "named".into()
+    }
+    fn body(&self, io: &NamedIo) {
+        Domain::new(io.its_clock, Some(io.its_reset)).within(|| {
+            let count = reg_init("value", 8, 3);
+            count.set(count + 1);
+            io.count.set(count);
+        });
+    }
+}
+
+/// Gives its own clock and reset to that child.
+#[derive(Debug)]
+struct Giver;
+#[derive(Ports)]
+#[ports(Giver)]
+struct GiverIo {
+    #[output(8)]
+    count: Sig,
+}
+impl Module for Giver {
+    type Io = GiverIo;
+    fn name(&self) -> String {
+        "giver".into()
+    }
+    fn body(&self, io: &GiverIo) {
+        let child = instance("child", &Named);
+        let own = Domain::implicit();
+        child.its_clock.set(own.clock());
+        child.its_reset.set(own.reset());
+        io.count.set(child.count);
+    }
+}
+
+#[test]
+fn a_module_gives_its_clock_and_reset_to_a_child_that_names_them() {
+    let mut s = Interpreter::new(&elaborate(&Giver).unwrap());
+    s.poke("reset", 1);
+    s.clock();
+    s.poke("reset", 0);
+    assert_eq!(s.peek("count"), 3);
+    s.clock();
+    assert_eq!(s.peek("count"), 4);
 }

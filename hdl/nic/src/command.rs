@@ -9,7 +9,9 @@
 //! accepted, so the response, which follows in the same stream of writes, tells that no DMA touches it any more.
 
 use crate::config::Config;
-use crate::flow::{Count, ReadClient, ReadData, ReadDone, ReadRequest, SmallWrite, Table, TableWrite};
+use crate::flow::{
+    Count, ReadClient, ReadData, ReadDone, ReadRequest, SmallWrite, Table, TableWrite, WakePulse,
+};
 use crate::qp::{Initialise, PSN};
 use contract::command::CommandEntryBits;
 use contract::context::{PortConfigBits, QpRightsBits};
@@ -54,6 +56,8 @@ pub struct CommandIo {
     pub table: TableWrite,
     /// Fresh state words.
     pub initialise: Vec<Stream<Initialise>>,
+    /// A QP's context has changed: what was posted in its old state may now be sent.
+    pub changed: WakePulse,
     /// Token into schedule.
     pub fence_transmit: Stream<Sig>,
     /// It came back from packetise.
@@ -70,6 +74,10 @@ pub struct CommandIo {
     pub query_next_psn: Sig,
     /// Some stage has halted it.
     pub query_halted: Sig,
+    /// MAC address of the board, in force until a command sets another.
+    pub factory_mac: Sig,
+    /// MTU of the board, likewise; 0: 1500.
+    pub factory_mtu: Sig,
     /// MAC address of the port.
     pub port_mac: Sig,
     /// MTU of the port.
@@ -97,6 +105,7 @@ impl Ports for CommandIo {
             write: p.source("write", &()),
             table: p.output("table", &()),
             initialise: (0..m.initialised).map(|i| p.source(&format!("initialise_{i}"), c)).collect(),
+            changed: p.output("changed", c),
             fence_transmit: p.source("fence_transmit", &1.into()),
             fence_transmit_done: p.input("fence_transmit_done", &1.into()),
             fence_receive: p.source("fence_receive", &1.into()),
@@ -105,6 +114,8 @@ impl Ports for CommandIo {
             query_epsn: p.input("query_epsn", &PSN.into()),
             query_next_psn: p.input("query_next_psn", &PSN.into()),
             query_halted: p.input("query_halted", &1.into()),
+            factory_mac: p.input("factory_mac", &48.into()),
+            factory_mtu: p.input("factory_mtu", &16.into()),
             port_mac: p.output("port_mac", &48.into()),
             port_mtu: p.output("port_mtu", &16.into()),
             count: p.output("count", &()),
@@ -297,9 +308,13 @@ impl Module for Command {
 
         let port_mac = reg_init("port_mac_value", 48, 0);
         let port_mtu = reg_init("port_mtu_value", 16, 1500);
-        io.port_mac.set(port_mac);
-        io.port_mtu.set(port_mtu);
+        let port_set = reg_init("port_set", 1, 0);
+        io.port_mac.set(mux(port_set, port_mac, io.factory_mac));
+        let factory = port_set | io.factory_mtu.eq(0);
+        io.port_mtu.set(mux(factory, port_mtu, io.factory_mtu));
 
+        let quarter = reg("quarter", 2);
+        let step = reg("step", 4);
         // initialise streams
         let open: Vec<Sig> =
             (0..self.initialised).map(|i| reg_init(&format!("initialise_open_{i}"), 1, 0)).collect();
@@ -333,10 +348,13 @@ impl Module for Command {
         io.count.valid.set(low());
         io.count.index.set(Reject::CommandFetchFailed as u64);
 
+        io.changed
+            .valid
+            .set(phase.is(Phase::Build) & quarter.none() & step.none() & is_qp & modifies & status.none());
+        io.changed.qp.set(index.resize(c.qp_bits()));
+
         // the response, a quarter of eight quadwords at a time
-        let quarter = reg("quarter", 2);
         let line = reg("line", 512);
-        let step = reg("step", 4);
         io.write.valid.set(phase.is(Phase::Respond));
         io.write.data.iova.set(io.response_base + offset + cat(&[quarter, lit(6, 0)]).extend(64));
         io.write.data.dwords.set(16);
@@ -480,6 +498,7 @@ impl Module for Command {
                     let port = PortConfigBits::unpack(quad);
                     port_mac.set(port.mac);
                     port_mtu.set(port.mtu);
+                    port_set.set(high());
                     phase.set(Phase::Build);
                     step.set(0);
                 })

@@ -25,10 +25,17 @@ pub struct Config {
     pub log_doorbell_stride: u32,
     /// PCIe read tags in flight (power of two, at most 256).
     pub read_tags: u32,
+    /// Completion headers that the PCIe core can hold for us (at least 64: one read of 4 KiB split at every 64 bytes).
+    pub cplh: u32,
+    /// Completion data that it can hold, in units of 16 bytes (at least 256).
+    pub cpld: u32,
     /// Outstanding records, one per WQE in flight, shared out by the driver (power of two).
     pub records: u32,
     /// WQEs of each QP held on chip (power of two).
     pub wqe_slots: u32,
+    /// Receive WQEs of each QP held on chip (power of two). A SEND whose WQE is not here waits one PCIe read: this many
+    /// messages per read latency is what one QP can receive.
+    pub receive_slots: u32,
     /// Bytes of a send WQE that are fetched: header and the SGEs that fit.
     pub wqe_bytes: u32,
     /// SGEs per WQE that the card works on without a miss.
@@ -65,8 +72,11 @@ impl Config {
             pages: 64,
             log_doorbell_stride: 12,
             read_tags: 32,
+            cplh: 64,
+            cpld: 512,
             records: 2048,
             wqe_slots: 4,
+            receive_slots: 16,
             wqe_bytes: 128,
             sges: 4,
             packet_buffer_bytes: 32768,
@@ -79,6 +89,10 @@ impl Config {
             // 20 ms: above the 10 ms below which expiry is discouraged
             completion_timeout_ticks: 5_000_000,
         }
+    }
+    /// The configuration of that name.
+    pub fn by_name(name: &str) -> Option<Config> {
+        [Config::small()].into_iter().find(|c| c.name == name)
     }
     /// Bits of a beat.
     pub fn data_bits(&self) -> u32 {
@@ -151,6 +165,7 @@ impl Config {
             ("read_tags", self.read_tags),
             ("records", self.records),
             ("wqe_slots", self.wqe_slots),
+            ("receive_slots", self.receive_slots),
             ("wqe_bytes", self.wqe_bytes),
             ("packet_buffer_bytes", self.packet_buffer_bytes),
             ("packet_slots", self.packet_slots),
@@ -166,6 +181,20 @@ impl Config {
         }
         if self.read_tags > 256 {
             return Err(format!("config `{}`: read_tags = {} exceeds 8-bit tags", self.name, self.read_tags));
+        }
+        // 4095: the read engine counts room in 12 bits
+        if !(64..=4095).contains(&self.cplh) || !(256..=4095).contains(&self.cpld) {
+            return Err(format!(
+                "config `{}`: cplh = {} must be 64..=4095 and cpld = {} must be 256..=4095",
+                self.name, self.cplh, self.cpld
+            ));
+        }
+        // deadlines are compared in 32 bits, and a tag ages for a second period
+        if self.completion_timeout_ticks == 0 || self.completion_timeout_ticks >= 1 << 29 {
+            return Err(format!(
+                "config `{}`: completion_timeout_ticks = {} must be 1..2^29",
+                self.name, self.completion_timeout_ticks
+            ));
         }
         if 32 + 16 * self.sges > self.wqe_bytes {
             return Err(format!(

@@ -105,6 +105,8 @@ impl Ports for CsrIo {
 
 /// Bits of a pending count of one source of single events: 128 clocks fit.
 const PENDING: u32 = 8;
+/// Bits of the largest pending count: 128 clocks of 16-bit amounts.
+const ADD: u32 = 24;
 
 impl Csr {
     /// The fixed half-quadwords: (offset of the doubleword, value).
@@ -247,10 +249,10 @@ impl Module for Csr {
             let sum = sum.expect("not empty");
             let mine = scanned.eq(index) & started;
             pending.set(mux(mine, sum, pending + sum));
-            adds.push(pending.extend(16) & mine.repeat(16));
+            adds.push(pending.extend(ADD) & mine.repeat(ADD));
             lagging.push(pending.none());
         }
-        let add = adds.into_iter().reduce(|a, b| a | b).unwrap_or_else(|| lit(16, 0));
+        let add = adds.into_iter().reduce(|a, b| a | b).unwrap_or_else(|| lit(ADD, 0));
         memory.write(started, scanned, mux(clearing, lit(64, 0), scanned_word) + add.extend(64));
         io.idle.set(all_of(&lagging) & !first_pass & !clearing);
 

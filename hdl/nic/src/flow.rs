@@ -21,6 +21,44 @@ pub struct Wake {
     pub qp: Sig,
 }
 
+/// The same as a pulse: one clock, never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct WakePulse {
+    /// Wake in this clock.
+    pub valid: Sig,
+    /// Which.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+}
+
+/// A write to a doorbell page: one aligned write of 8 bytes, as the BAR decoder found it.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct DoorbellWrite {
+    /// The page.
+    #[shape(c.page_bits())]
+    pub page: Sig,
+    /// Byte offset in the page.
+    #[shape(12)]
+    pub offset: Sig,
+    /// Byte 0 lowest.
+    #[shape(64)]
+    pub data: Sig,
+}
+
+/// A CQ or EQ doorbell on its way to its owner: `contract::CqDoorbell` or `EqDoorbell`.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct QueueDoorbell {
+    /// The page it was written to.
+    #[shape(c.page_bits())]
+    pub page: Sig,
+    /// As written.
+    #[shape(64)]
+    pub data: Sig,
+}
+
 /// A QP's turn, or the fence token of a teardown travelling in order.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
@@ -194,7 +232,8 @@ pub struct FrameBeat {
     pub data: Sig,
     /// The last beat.
     pub last: Sig,
-    /// Bytes valid in the last beat, 1..=data_bytes (other beats are full).
+    /// Bytes valid in the last beat, 1..=data_bytes (other beats are full). From the mac also 0: it had no room, the
+    /// frame ends short, or nothing of it is there.
     #[shape(c.lane_bits() + 1)]
     pub bytes: Sig,
     /// In the last beat from the mac: FCS wrong or the line reported an error.

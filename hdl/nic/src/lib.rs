@@ -10,6 +10,7 @@
 pub mod config;
 pub mod flow;
 pub mod qp;
+pub mod table;
 pub mod mr;
 pub mod command;
 pub mod csr;
@@ -18,5 +19,6 @@ pub mod rx;
 pub mod pcie;
 pub mod mac;
 pub mod prim;
+pub mod nic;
 
 pub use config::Config;

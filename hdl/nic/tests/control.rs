@@ -393,7 +393,7 @@ fn an_armed_eq_raises_its_vector_after_the_entry() {
     let mut s = start(&Notify(Config::small()));
     put(&mut s, 3, 1, &EqEntry { valid: true, log_depth: 4, vector: 7, base: 0x2_0000 }.pack());
     s.poke("doorbell_valid", 1);
-    s.poke("doorbell", u64::from_le_bytes(EqDoorbell { eqn: 1, arm: true, consumer: 0 }.pack()));
+    s.poke("doorbell_data", u64::from_le_bytes(EqDoorbell { eqn: 1, arm: true, consumer: 0 }.pack()));
     until(&mut s, 10, "doorbell", |s| s.peek("doorbell_ready") == 1);
     s.clock();
     s.poke("doorbell_valid", 0);

@@ -8,7 +8,7 @@ use contract::crc;
 use contract::wire::{ETHERTYPE_IPV4, ICRC_BYTES, IP_PROTOCOL_UDP, ROCE_PORT, ipv4_checksum};
 use contract::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, EthernetHeader, Ieth, ImmDt, Ipv4Header, Opcode, Reject, Reth,
-    UdpHeader,
+    Syndrome, UdpHeader,
 };
 
 /// One packet, decoded. Lengths, checksums, pad count and ICRC are not fields: they follow from the rest.
@@ -115,7 +115,7 @@ impl Packet {
         Opcode::from_code(self.bth.opcode)
     }
 
-    /// The frame without FCS and without Ethernet padding.
+    /// The frame without FCS and without Ethernet padding. The payload must fit an IPv4 packet (64 KiB).
     pub fn build(&self) -> Vec<u8> {
         let pad = self.payload.len().wrapping_neg() & 3;
         let mut l4 = Vec::with_capacity(self.payload.len() + 64);
@@ -143,5 +143,26 @@ impl Packet {
         let icrc = crc::icrc(&frame[EthernetHeader::BYTES..]).unwrap_or_default();
         frame.extend(icrc);
         frame
+    }
+}
+
+impl std::fmt::Display for Packet {
+    /// One line for traces: opcode, QP, PSN, what the extension headers say, payload length.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = self.opcode().map_or("unknown opcode", Opcode::name);
+        write!(f, "{name} to QP {:#x} PSN {:#08x}", self.bth.dest_qp, self.bth.psn)?;
+        if self.bth.ack_req {
+            write!(f, " AckReq")?;
+        }
+        if let Some(reth) = self.reth {
+            write!(f, " VA {:#x} R_Key {:#x} length {}", reth.va, reth.rkey, reth.dma_length)?;
+        }
+        if let Some(aeth) = self.aeth {
+            write!(f, " {:?} MSN {}", Syndrome::decode(aeth.syndrome), aeth.msn)?;
+        }
+        if let Some(immdt) = self.immdt {
+            write!(f, " immediate {:#010x}", immdt.immediate)?;
+        }
+        write!(f, " payload {}", self.payload.len())
     }
 }

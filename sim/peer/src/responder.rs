@@ -76,10 +76,11 @@ impl Responder {
         }
     }
 
+    /// Owes an answer; `coalesce` lets it take the place of an unsent ACK.
     fn answer(&mut self, psn: u32, syndrome: u8, coalesce: bool) {
         let is_ack = |aeth: &Aeth| aeth.syndrome >> 5 == 0;
         let aeth = Aeth { syndrome, msn: self.msn };
-        if coalesce && is_ack(&aeth) && self.answers.back().is_some_and(|(_, last)| is_ack(last)) {
+        if coalesce && self.answers.back().is_some_and(|(_, last)| is_ack(last)) {
             self.answers.pop_back();
         }
         self.answers.push_back((psn, aeth));

@@ -805,6 +805,12 @@ fn every_frame_carries_what_a_kernel_peer_would_send() {
         assert!(p.bth.mig_req);
     }
     let request = &pair.seen[0].packet;
+    let line = "RcSendOnlyImm to QP 0x11 PSN 0x000000 AckReq immediate 0xdeadbeef payload 5";
+    assert_eq!(request.to_string(), line);
+    assert_eq!(
+        pair.seen[1].packet.to_string(),
+        "RcAcknowledge to QP 0x12 PSN 0x000000 Ack(31) MSN 1 payload 0"
+    );
     assert_eq!((request.bth.pad_count, request.bth.solicited, request.bth.ack_req), (3, true, true));
     assert_eq!(request.opcode().map(|o| o.row().kind), Some(Kind::Send));
     let done = pair.completions(B).remove(0);

@@ -9,7 +9,7 @@
 //! waits for anything that waits for the host.
 
 use crate::config::Config;
-use crate::flow::{Count, TlpBeat};
+use crate::flow::{Count, DoorbellWrite, TlpBeat};
 use contract::Reject;
 use contract::pcie::{TlpCompletionHeaderBits, TlpMemoryHeaderBits};
 use hdl::{Bundle, EnumSig, HwEnum, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, select, when};
@@ -28,21 +28,6 @@ pub struct RegisterAccess {
     /// Bytes written, or bytes wanted.
     #[shape(8)]
     pub enables: Sig,
-}
-
-/// A whole quadword written into a doorbell page.
-#[derive(Bundle, Clone, Copy, Debug)]
-#[bundle(Config)]
-pub struct DoorbellWrite {
-    /// The page.
-    #[shape(c.page_bits())]
-    pub page: Sig,
-    /// Byte offset in the page.
-    #[shape(12)]
-    pub offset: Sig,
-    /// The quadword.
-    #[shape(64)]
-    pub data: Sig,
 }
 
 /// See the head of this file.
@@ -136,7 +121,7 @@ impl Module for Bar {
         // message TLPs (type 10xxx) are posted whether or not they carry data
         let posted = (has_data & memory) | header.kind.bits(3, 2).eq(0b10);
 
-        let bar = reg("bar", 3);
+        let bar = reg("which_bar", 3);
         let writing = reg("writing", 1);
         let saved = reg("header", 128);
         let saved_header = TlpMemoryHeaderBits::unpack(saved);

@@ -2,3 +2,6 @@
 
 pub mod bar;
 pub mod msix;
+pub mod read;
+pub mod transmit;
+pub mod write;

@@ -50,11 +50,13 @@ impl Ports for AsyncFifoIo {
     }
 }
 
-fn gray(binary: Sig) -> Sig {
+/// The Gray code of a binary number: neighbours differ in one bit.
+pub fn gray(binary: Sig) -> Sig {
     binary ^ cat(&[hdl::low(), binary.bits(1, binary.width() - 1)])
 }
 
-fn binary(gray: Sig) -> Sig {
+/// The number of a Gray code.
+pub fn binary(gray: Sig) -> Sig {
     let w = gray.width();
     // bit i is the parity of bits i and above
     let bits: Vec<Sig> = (0..w).rev().map(|i| gray.bits(i, w - i).parity()).collect();

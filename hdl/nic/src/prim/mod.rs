@@ -3,3 +3,5 @@
 pub mod fifo;
 pub mod async_fifo;
 pub mod merge;
+pub mod pick;
+pub mod crc;

@@ -7,7 +7,7 @@
 //! Four clocks per CQE.
 
 use crate::config::Config;
-use crate::flow::{Completion, Count, Event, SmallWrite, Table, TableWrite};
+use crate::flow::{Completion, Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};
 use crate::prim::merge::merge;
 use crate::qp::StateShape;
 use contract::context::CqEntryBits;
@@ -18,18 +18,6 @@ use hdl::{
     Bundle, EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, reg_init,
     when,
 };
-
-/// A CQ doorbell with the page it was rung on.
-#[derive(Bundle, Clone, Copy, Debug)]
-#[bundle(Config)]
-pub struct CqDoorbellWrite {
-    /// The page.
-    #[shape(c.page_bits())]
-    pub page: Sig,
-    /// `contract::CqDoorbell`.
-    #[shape(64)]
-    pub data: Sig,
-}
 
 /// Where a CQ stands.
 #[derive(Bundle, Clone, Copy, Debug)]
@@ -63,7 +51,7 @@ pub struct CompleteIo {
     pub receive: Stream<Completion>,
     /// CQ doorbells.
     #[sink(c.0.clone())]
-    pub doorbell: Stream<CqDoorbellWrite>,
+    pub doorbell: Stream<QueueDoorbell>,
     /// CQ table.
     #[input]
     pub table: TableWrite,
@@ -123,7 +111,7 @@ impl Module for Complete {
         let done = merge("finished", c, &[&io.send, &io.receive]);
 
         // a created or destroyed CQ starts at zero: one flag per CQ, since commands do not wait
-        let mine = io.table.valid & io.table.table.eq(Table::Cq as u64);
+        let mine = io.table.valid & io.table.table.eq(Table::Cq as u64) & io.table.index.lt(c.cqs);
         let table = Memory::with_lanes("entries", c.cqs, 128, 64);
         let lanes = cat(&[io.table.word.eq(1), io.table.word.eq(0)]);
         table.write_lanes(mine, io.table.index.resize(bits), cat(&[io.table.data, io.table.data]), lanes);

@@ -5,7 +5,7 @@
 //! arming an EQ that holds unconsumed entries fires at once. A full EQ drops the event, counted.
 
 use crate::config::Config;
-use crate::flow::{Count, Event, SmallWrite, Table, TableWrite};
+use crate::flow::{Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};
 use crate::prim::merge::merge;
 use contract::Reject;
 use contract::context::EqEntryBits;
@@ -43,8 +43,8 @@ pub struct NotifyIo {
     #[sink(c.0.clone())]
     pub asynchronous: Stream<Event>,
     /// EQ doorbells (page 0 only: checked by doorbell).
-    #[sink(64)]
-    pub doorbell: Stream<Sig>,
+    #[sink(c.0.clone())]
+    pub doorbell: Stream<QueueDoorbell>,
     /// EQ table.
     #[input]
     pub table: TableWrite,
@@ -96,7 +96,7 @@ impl Module for Notify {
         let c = &self.0;
         let bits = c.eq_bits();
         let events = merge("events", c, &[&io.completion, &io.asynchronous]);
-        let mine = io.table.valid & io.table.table.eq(Table::Eq as u64);
+        let mine = io.table.valid & io.table.table.eq(Table::Eq as u64) & io.table.index.lt(c.eqs);
         let table = Memory::with_lanes("entries", c.eqs, 128, 64);
         let lanes = cat(&[io.table.word.eq(1), io.table.word.eq(0)]);
         table.write_lanes(mine, io.table.index.resize(bits), cat(&[io.table.data, io.table.data]), lanes);
@@ -152,8 +152,8 @@ impl Module for Notify {
                 })
                 .elif(io.doorbell.valid, || {
                     io.doorbell.ready.set(high());
-                    knock.set(io.doorbell.data);
-                    eq.set(EqDoorbellBits::unpack(io.doorbell.data).eqn.resize(bits));
+                    knock.set(io.doorbell.data.data);
+                    eq.set(EqDoorbellBits::unpack(io.doorbell.data.data).eqn.resize(bits));
                     job.set(Job::Doorbell);
                     phase.set(Phase::Look);
                 })

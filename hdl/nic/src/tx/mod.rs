@@ -1,1 +1,17 @@
 //! Transmit: doorbell > schedule > fetch > segment > gather > packetise.
+//!
+//! Every turn of a QP passes schedule, fetch and segment once and ends in segment; one turn per QP is under way, so the
+//! transmit side's own words stand still during it. Data leaves segment toward gather, responses leave it on a way of
+//! their own: an acknowledgement never waits for a payload read.
+//!
+//! Measured over schedule, fetch and segment: one packet per 4 clocks across QPs, per 9 clocks for one QP alone (a turn
+//! goes round: 3 clocks in schedule, 3 in fetch, 3 in segment). The smallest RoCE frame with payload lasts 11 beats of 8
+//! bytes.
+
+pub mod doorbell;
+pub mod schedule;
+pub mod fetch;
+pub mod segment;
+pub mod packetise;
+pub mod gather;
+pub mod transmit_buffer;

@@ -1,0 +1,51 @@
+//! Emits the card as SystemVerilog: `emit --config small --out DIR` writes one file per module into DIR, children
+//! first in `files.f`, and nothing else there.
+
+use hdl::{Style, elaborate};
+use nic::{Config, nic::Nic};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "usage: emit --config small --out DIR";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let mut config = Config::small();
+    let mut out = None;
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let value = args.next().ok_or_else(|| format!("{arg} wants a value; {USAGE}"))?;
+        match arg.as_str() {
+            "--config" => {
+                config =
+                    Config::by_name(&value).ok_or_else(|| format!("no configuration `{value}`; {USAGE}"))?;
+            }
+            "--out" => out = Some(PathBuf::from(value)),
+            _ => return Err(format!("unknown argument {arg}; {USAGE}")),
+        }
+    }
+    let out = out.ok_or(USAGE)?;
+    let design = elaborate(&Nic(config)).map_err(|e| e.to_string())?;
+    let fail = |what: &str, e: std::io::Error| format!("{what} {}: {e}", out.display());
+    if out.exists() {
+        std::fs::remove_dir_all(&out).map_err(|e| fail("clear", e))?;
+    }
+    std::fs::create_dir_all(&out).map_err(|e| fail("create", e))?;
+    let mut list = String::new();
+    for (name, text) in design.files(Style::default()) {
+        std::fs::write(out.join(format!("{name}.sv")), text).map_err(|e| fail("write into", e))?;
+        list.push_str(&format!("{name}.sv\n"));
+    }
+    std::fs::write(out.join("files.f"), list).map_err(|e| fail("write into", e))?;
+    println!("{} modules of `{}` in {}", design.files(Style::default()).len(), design.top(), out.display());
+    Ok(())
+}

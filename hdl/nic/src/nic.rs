@@ -1,0 +1,612 @@
+//! The whole card, wiring only.
+//!
+//! ```text
+//!            cq,cc           rq,rc                                      xgmii
+//!   host <-> bar,msix <-> csr  read,write <-> fetch,gather,place,command   mac <-> packetise, packet buffer
+//! ```
+//! Core clock: everything but the line side of the mac. `flr` resets everything but the mac. `quiet` says that nothing
+//! is under way but deadlines; then `now` may be set forward (simulation only: on a board `now_load` is tied low).
+
+use crate::command::Command;
+use crate::config::Config;
+use crate::csr::{Csr, StageEvent};
+use crate::flow::{Count, PacketFields, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse};
+use crate::mac::{Mac, MacIo};
+use crate::pcie::bar::Bar;
+use crate::pcie::msix::Msix;
+use crate::pcie::{read::Read, transmit::Transmit, write::Write};
+use crate::prim::fifo::buffer;
+use crate::prim::merge::merge;
+use crate::qp::{DEADLINE, Expect, INDEX, Placed, Record, Requester, State, StateWrite, Tx};
+use crate::rx::acknowledge::Acknowledge;
+use crate::rx::check::Check;
+use crate::rx::complete::Complete;
+use crate::rx::notify::Notify;
+use crate::rx::packet_buffer::PacketBuffer;
+use crate::rx::place::Place;
+use crate::table::Lines;
+use crate::tx::{
+    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, schedule::Schedule,
+    segment::Segment, transmit_buffer::TransmitBuffer,
+};
+use contract::StageCounter;
+use hdl::{
+    Bits, Bundle, Domain, Module, Ports, Sig, Stream, all_of, any_of, cat, constant, high, instance, lit,
+    low, mux, reg_init, when, wire,
+};
+
+/// The card.
+#[derive(Debug)]
+pub struct Nic(pub Config);
+
+/// Pins of the card.
+#[derive(Ports)]
+#[ports(Nic)]
+pub struct NicIo {
+    /// Core clock.
+    #[input]
+    pub clock: Sig,
+    /// Resets everything (PERST).
+    #[input]
+    pub reset: Sig,
+    /// Function level reset.
+    #[input]
+    pub flr: Sig,
+    /// Line clock, transmit.
+    #[input]
+    pub tx_clock: Sig,
+    /// Its reset.
+    #[input]
+    pub tx_reset: Sig,
+    /// Line clock, receive.
+    #[input]
+    pub rx_clock: Sig,
+    /// Its reset.
+    #[input]
+    pub rx_reset: Sig,
+    /// XGMII data out.
+    #[output(64)]
+    pub xgmii_txd: Sig,
+    /// XGMII control out.
+    #[output(8)]
+    pub xgmii_txc: Sig,
+    /// XGMII data in.
+    #[input(64)]
+    pub xgmii_rxd: Sig,
+    /// XGMII control in.
+    #[input(8)]
+    pub xgmii_rxc: Sig,
+    /// Requests of the card.
+    #[source(c.0.clone())]
+    pub rq: Stream<TlpBeat>,
+    /// Their completions.
+    #[sink(c.0.clone())]
+    pub rc: Stream<TlpBeat>,
+    /// Requests of the host.
+    #[sink(c.0.clone())]
+    pub cq: Stream<TlpBeat>,
+    /// BAR of the request.
+    #[input(3)]
+    pub cq_bar: Sig,
+    /// Their completions.
+    #[source(c.0.clone())]
+    pub cc: Stream<TlpBeat>,
+    /// Credit for a write of the largest payload.
+    #[input]
+    pub posted_ok: Sig,
+    /// Credit for a read.
+    #[input]
+    pub nonposted_ok: Sig,
+    /// Configuration space.
+    #[input]
+    pub pcie: PcieConfig,
+    /// MAC address of the board (flash manifest), in force until the driver sets another.
+    #[input(48)]
+    pub factory_mac: Sig,
+    /// MTU of the board, likewise; 0: 1500.
+    #[input(16)]
+    pub factory_mtu: Sig,
+    /// Sets `now` (simulation).
+    #[input]
+    pub now_load: Sig,
+    /// To this.
+    #[input(64)]
+    pub now_value: Sig,
+    /// Core clocks since reset.
+    #[output(64)]
+    pub now: Sig,
+    /// Nothing is under way but deadlines.
+    #[output]
+    pub quiet: Sig,
+    /// The earliest deadline; all ones: none.
+    #[output(64)]
+    pub next_due: Sig,
+}
+
+/// Readers of one state word or table: (address, where the word goes).
+type Readers = Vec<(Sig, Sig)>;
+
+fn state<T: Bundle<Shape = ()>>(c: &Config, word: &'static str, write: &StateWrite, readers: Readers) {
+    state_of(word, c.qps, T::total_width(&()), write, readers);
+}
+
+fn state_of(word: &'static str, depth: u32, width: u32, write: &StateWrite, readers: Readers) {
+    let s = instance(&format!("{word}_state"), &State { word, depth, width, readers: readers.len() as u32 });
+    s.write.assign(write);
+    for (i, (address, out)) in readers.into_iter().enumerate() {
+        s.address[i].set(address);
+        out.set(s.word[i]);
+    }
+}
+
+fn lines(l: Lines, put: &TableWrite, readers: Readers) {
+    let s = instance(&format!("{}_lines", l.name), &Lines { readers: readers.len() as u32, ..l });
+    s.write.assign(put);
+    for (i, (address, out)) in readers.into_iter().enumerate() {
+        s.address[i].set(address);
+        out.set(s.word[i]);
+    }
+}
+
+/// Ends a stream that nobody drives.
+fn unused<T: Bundle>(s: &Stream<T>) {
+    s.valid.set(low());
+    s.data.assign_zero();
+}
+
+fn response_fields(s: &crate::flow::Segment) -> PacketFields {
+    PacketFields {
+        qp: s.qp,
+        fence: s.fence,
+        opcode: s.opcode,
+        psn: s.psn,
+        ack_req: s.ack_req,
+        solicited: s.solicited,
+        syndrome: s.syndrome,
+        msn: s.msn,
+        va: s.va,
+        rkey: s.rkey,
+        dma_length: s.dma_length,
+        imm: s.imm,
+        length: s.length,
+    }
+}
+
+impl Module for Nic {
+    type Io = NicIo;
+    fn name(&self) -> String {
+        format!("nic_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        format!("The Verbena card, configuration `{}`.", self.0.name)
+    }
+    fn body(&self, io: &NicIo) {
+        let c = &self.0;
+        if let Err(e) = c.validate() {
+            panic!("{e}");
+        }
+        // FLR stretched to a few clocks, registered
+        let hard = Domain::new(io.clock, Some(io.reset));
+        let core_reset = hard.within(|| {
+            let stretch = reg_init("flr_stretch", 4, 0);
+            when(io.flr, || stretch.set(lit(4, 15))).elif(stretch.any(), || stretch.set(stretch - 1));
+            let r = reg_init("core_reset", 1, 1);
+            r.set(stretch.any() | io.flr);
+            r
+        });
+        let mac = hard.within(|| instance("mac", &Mac(c.clone())));
+        for (pin, from) in [
+            (mac.tx_clock, io.tx_clock),
+            (mac.tx_reset, io.tx_reset),
+            (mac.rx_clock, io.rx_clock),
+            (mac.rx_reset, io.rx_reset),
+            (mac.xgmii_rxd, io.xgmii_rxd),
+            (mac.xgmii_rxc, io.xgmii_rxc),
+            (io.xgmii_txd, mac.xgmii_txd),
+            (io.xgmii_txc, mac.xgmii_txc),
+        ] {
+            pin.set(from);
+        }
+        Domain::new(io.clock, Some(core_reset)).within(|| self.core(io, &mac));
+    }
+}
+
+impl Nic {
+    /// Everything in the core clock.
+    fn core(&self, io: &NicIo, mac: &MacIo) {
+        let c = &self.0;
+        let now = reg_init("ticks", 64, 0);
+        now.set(mux(io.now_load, io.now_value, now + 1));
+        io.now.set(now);
+
+        // host side
+        let bar = instance("bar", &Bar(c.clone()));
+        let msix = instance("msix", &Msix(c.clone()));
+        let command = instance("command", &Command { c: c.clone(), initialised: 7 });
+        let read = instance("read", &Read(c.clone()));
+        let write = instance("write", &Write(c.clone()));
+        let transmit = instance("transmit", &Transmit(c.clone()));
+        // transmit
+        let doorbell = instance("doorbell", &Doorbell(c.clone()));
+        let schedule = instance("schedule", &Schedule(c.clone()));
+        let fetch = instance("fetch", &Fetch(c.clone()));
+        let segment = instance("segment", &Segment(c.clone()));
+        let gather = instance("gather", &Gather(c.clone()));
+        let transmit_buffer = instance("transmit_buffer", &TransmitBuffer(c.clone()));
+        let packetise = instance("packetise", &Packetise(c.clone()));
+        // receive
+        let packet_buffer = instance("packet_buffer", &PacketBuffer(c.clone()));
+        let check = instance("check", &Check { config: c.clone() });
+        let place = instance("place", &Place { config: c.clone() });
+        let acknowledge = instance("acknowledge", &Acknowledge { config: c.clone() });
+        let complete = instance("complete", &Complete(c.clone()));
+        let notify = instance("notify", &Notify(c.clone()));
+
+        // BARs
+        bar.cq.take(&io.cq);
+        bar.cq_bar.set(io.cq_bar);
+        io.cc.take(&bar.cc);
+        bar.completer_id.set(io.pcie.requester_id);
+        msix.access.take(&bar.msix);
+        bar.msix_read.take(&msix.read);
+        msix.enable.set(io.pcie.msix_enable);
+        msix.mask.set(io.pcie.msix_mask);
+        doorbell.write.take(&buffer("doorbell_queue", c, 16, &bar.doorbell));
+
+        // PCIe
+        for (engine, from) in [(&read.pcie, &io.pcie), (&write.pcie, &io.pcie)] {
+            engine.assign(from);
+        }
+        read.now.set(now);
+        read.flr.set(io.flr);
+        read.rc.take(&io.rc);
+        read.gather.take(&gather.request);
+        read.fetch.take(&fetch.request);
+        read.place.take(&place.read);
+        read.command.take(&command.read);
+        write.payload.take(&place.payload);
+        // one order for everything small: an EQE never passes its CQE, nor a message its EQE
+        write.complete.take(&merge(
+            "small",
+            &(),
+            &[&complete.write, &notify.write, &msix.write, &command.write],
+        ));
+        unused(&write.notify);
+        unused(&write.command);
+        transmit.write.take(&write.request);
+        transmit.read.take(&read.request);
+        transmit.posted_ok.set(io.posted_ok);
+        transmit.nonposted_ok.set(io.nonposted_ok);
+        transmit.bus_master.set(io.pcie.bus_master);
+        io.rq.take(&transmit.rq);
+        for (data, done) in [
+            (&command.read_data, &command.read_done),
+            (&fetch.read_data, &fetch.read_done),
+            (&place.read_data, &place.read_done),
+        ] {
+            data.assign(&read.data);
+            done.assign(&read.done);
+        }
+        gather.read_done.assign(&read.done);
+        transmit_buffer.read_data.assign(&read.data);
+
+        // transmit
+        let pulse = |s: &Stream<Wake>| {
+            s.ready.set(high());
+            WakePulse { valid: s.valid, qp: s.data.qp }
+        };
+        schedule.doorbell.assign(&doorbell.wake);
+        schedule.fetch.assign(&fetch.wake);
+        schedule.respond.assign(&pulse(&place.wake));
+        schedule.acknowledge.assign(&pulse(&acknowledge.wake));
+        schedule.command.assign(&command.changed);
+        schedule.done.take(&segment.done);
+        schedule.room.set(segment.room);
+        schedule.fence_valid.set(command.fence_transmit.valid);
+        command.fence_transmit.ready.set(schedule.fence_ready);
+        fetch.turn.take(&schedule.turn);
+        segment.work.take(&fetch.work);
+        gather.segment.take(&segment.data);
+        packetise.data.take(&gather.slot);
+        packetise.control.valid.set(segment.control.valid);
+        packetise.control.data.assign(&response_fields(&segment.control.data));
+        segment.control.ready.set(packetise.control.ready);
+        gather.sent.set(packetise.sent);
+        transmit_buffer.read.set(high());
+        transmit_buffer.read_address.set(cat(&[packetise.buffer_address, lit(c.lane_bits(), 0)]));
+        packetise.buffer_word.set(transmit_buffer.word);
+        command.fence_transmit_done.set(packetise.fence_done);
+        mac.transmit.take(&packetise.frame);
+
+        // receive
+        packet_buffer.frame.take(&mac.receive);
+        packet_buffer.port_mac.set(command.port_mac);
+        packet_buffer.port_mtu.set(command.port_mtu);
+        packet_buffer.read_address.set(write.packet_address);
+        write.packet_word.set(packet_buffer.read_word);
+        packet_buffer.release_check.valid.set(check.release_valid);
+        packet_buffer.release_check.slot.set(check.release_slot);
+        packet_buffer.release_place.valid.set(place.release_valid);
+        packet_buffer.release_place.slot.set(place.release_slot);
+        check.headers.take(&packet_buffer.headers);
+        check.fence_valid.set(command.fence_receive.valid);
+        command.fence_receive.ready.set(check.fence_ready);
+        check.room.set(place.room);
+        place.verdict.take(&check.verdict);
+        place.written.set(write.written);
+        command.fence_receive_done.set(place.fence_done);
+        acknowledge.response.take(&buffer("response_queue", c, 4, &check.response));
+        acknowledge.fault.take(&merge("faults", c, &[&gather.fault, &segment.fault]));
+        acknowledge.kick.take(&segment.kick);
+        acknowledge.sent.set(segment.tx_write.enable);
+        acknowledge.now.set(now);
+        // a lost pulse costs a prefetch, not a receive: place reads what it misses
+        let posted = Stream::<Wake>::wires(c, "posted");
+        posted.valid.set(doorbell.receive.valid);
+        posted.data.qp.set(doorbell.receive.qp);
+        place.doorbell.take(&buffer("posted_queue", c, 4, &posted));
+
+        // completion
+        complete.send.take(&buffer("send_completions", c, 4, &acknowledge.completion));
+        complete.receive.take(&buffer("receive_completions", c, 4, &place.completion));
+        complete.doorbell.take(&doorbell.cq);
+        complete.now.set(now);
+        notify.doorbell.take(&doorbell.eq);
+        notify.completion.take(&complete.event);
+        notify.asynchronous.take(&buffer("events", c, 8, &place.event));
+        notify.now.set(now);
+        msix.raise.take(&notify.raise);
+
+        // commands and what they write
+        let put = command.table;
+        complete.table.assign(&put);
+        notify.table.assign(&put);
+        for (i, to) in [
+            &doorbell.initialise,
+            &schedule.initialise,
+            &fetch.initialise,
+            &segment.initialise,
+            &check.initialise,
+            &place.initialise,
+            &acknowledge.initialise,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            to.take(&command.initialise[i]);
+        }
+        lines(
+            Lines::of_qp(c, "rights", 0, 0),
+            &put,
+            vec![
+                (doorbell.read_qp, doorbell.rights_word),
+                (fetch.read_qp, fetch.rights_word),
+                (segment.read_qp, segment.rights_word),
+                (gather.read_qp, gather.rights_word),
+                (check.qp_address, check.rights_word),
+                (place.packet_address, place.rights_word),
+                (place.fetch_address, place.fetch_rights_word),
+                (acknowledge.qp_address, acknowledge.rights_word),
+            ],
+        );
+        lines(Lines::of_qp(c, "path", 1, 0), &put, vec![(packetise.line_qp, packetise.path_word)]);
+        lines(
+            Lines::of_qp(c, "queues", 2, 0),
+            &put,
+            vec![
+                (fetch.read_qp, fetch.queues_word),
+                (segment.read_qp, segment.queues_word),
+                (place.finish_address, place.finish_queues_word),
+                (place.fetch_address, place.fetch_queues_word),
+                (acknowledge.qp_address, acknowledge.queues_word),
+            ],
+        );
+        lines(
+            Lines::of_qp(c, "addresses", 3, 0),
+            &put,
+            vec![(packetise.line_qp, packetise.addresses_word), (check.qp_address, check.addresses_word)],
+        );
+        lines(
+            Lines { name: "regions", table: Table::Mr, first: 0, words: 4, depth: c.mrs, readers: 0 },
+            &put,
+            vec![
+                (gather.read_mr, gather.mr_word),
+                (check.mr_address, check.mr_word),
+                (place.mr_address, place.mr_word),
+            ],
+        );
+
+        // state words: one writer each
+        let query = command.query_qp;
+        let (query_tx, query_requester, query_expect, query_placed) = (
+            wire("query_tx", Tx::total_width(&())),
+            wire("query_requester", Requester::total_width(&())),
+            wire("query_expect", Expect::total_width(&())),
+            wire("query_placed", Placed::total_width(&())),
+        );
+        state::<Tx>(
+            c,
+            "tx",
+            &segment.tx_write,
+            vec![
+                (segment.read_qp, segment.tx_word),
+                (fetch.read_qp, fetch.tx_word),
+                (place.finish_address, place.tx_word),
+                (acknowledge.qp_address, acknowledge.tx_word),
+                (query, query_tx),
+            ],
+        );
+        state::<Requester>(
+            c,
+            "requester",
+            &acknowledge.requester_write,
+            vec![
+                (acknowledge.qp_address, acknowledge.requester_word),
+                (fetch.read_qp, fetch.requester_word),
+                (segment.read_qp, segment.requester_word),
+                (check.qp_address, check.requester_word),
+                (query, query_requester),
+            ],
+        );
+        state::<Expect>(
+            c,
+            "expect",
+            &check.expect_write,
+            vec![(check.qp_address, check.expect_word), (query, query_expect)],
+        );
+        state::<Placed>(
+            c,
+            "placed",
+            &place.placed_write,
+            vec![
+                (place.finish_address, place.placed_word),
+                (segment.read_qp, segment.placed_word),
+                (check.qp_address, check.placed_word),
+                (query, query_placed),
+            ],
+        );
+        state_of("post_sq", c.qps, INDEX, &doorbell.post_sq, vec![(fetch.read_qp, fetch.post_sq_word)]);
+        state_of(
+            "post_rq",
+            c.qps,
+            INDEX,
+            &doorbell.post_rq,
+            vec![(check.qp_address, check.post_rq_word), (place.fetch_address, place.post_rq_word)],
+        );
+        state_of(
+            "records",
+            c.records,
+            Record::total_width(&()),
+            &segment.record_write,
+            vec![(acknowledge.record_address, acknowledge.record_word)],
+        );
+        let halts = [
+            Tx::from_bits(&(), query_tx).halt,
+            Requester::from_bits(&(), query_requester).halt,
+            Expect::from_bits(&(), query_expect).halt,
+            Placed::from_bits(&(), query_placed).halt,
+        ];
+        command.query_epsn.set(Expect::from_bits(&(), query_expect).epsn);
+        command.query_next_psn.set(Tx::from_bits(&(), query_tx).next_psn);
+        command.query_halted.set(any_of(&halts));
+
+        // registers
+        let rejects = [
+            bar.count,
+            doorbell.count,
+            segment.count,
+            gather.count,
+            packet_buffer.reject,
+            check.count,
+            place.count,
+            acknowledge.count,
+            complete.count,
+            notify.count,
+            read.count,
+            command.count,
+        ];
+        let staged = |count: &Count, counter: StageCounter| count.valid & count.index.eq(counter as u64);
+        let sent_frame = packetise.packet_count | packetise.ack_count | packetise.nak_count;
+        let bytes = |pulse: Sig, length: Sig| length.extend(16) & pulse.repeat(16);
+        use StageCounter as S;
+        let events: Vec<(S, Sig)> = vec![
+            (S::TxFrames, sent_frame),
+            (S::TxBytes, bytes(sent_frame, packetise.frame_length)),
+            (S::RxFrames, packet_buffer.frame_count),
+            (S::RxBytes, bytes(packet_buffer.frame_count, packet_buffer.frame_length)),
+            (S::TxPackets, packetise.packet_count),
+            (S::TxAcks, packetise.ack_count),
+            (S::TxNaks, packetise.nak_count),
+            (S::Retransmits, segment.retransmit),
+            (S::TimeoutEvents, staged(&acknowledge.stage_count, S::TimeoutEvents)),
+            (S::RnrEvents, staged(&acknowledge.stage_count, S::RnrEvents)),
+            (S::Cqes, complete.written),
+            (S::Eqes, notify.written),
+            (S::MsixSent, msix.sent),
+            (S::WqeFetches, fetch.fetched),
+            (S::WqeFetches, staged(&place.stage_count, S::WqeFetches)),
+            (S::ReadTlps, transmit.read_sent),
+            (S::WriteTlps, transmit.write_sent),
+            (S::ScheduleStall, schedule.stall),
+            (S::FetchStall, fetch.stall),
+            (S::FetchStall, segment.stall),
+            (S::GatherStall, gather.stall),
+            (S::PacketiseStall, packetise.stall),
+            (S::CompleteStall, complete.write.valid & !complete.write.ready),
+        ];
+        let csr = instance(
+            "csr",
+            &Csr {
+                c: c.clone(),
+                rejects: rejects.len() as u32,
+                stages: events
+                    .iter()
+                    .map(|(counter, s)| StageEvent { counter: *counter, bits: s.width() })
+                    .collect(),
+            },
+        );
+        csr.access.take(&bar.register);
+        bar.register_read.take(&csr.data);
+        for (to, from) in csr.rejects.iter().zip(&rejects) {
+            to.assign(from);
+        }
+        for (to, (_, from)) in csr.stages.iter().zip(&events) {
+            to.set(*from);
+        }
+        csr.now.set(now);
+        csr.port_mac.set(command.port_mac);
+        csr.port_mtu.set(command.port_mtu);
+        csr.link_up.set(high());
+        csr.command_consumer.set(command.consumer);
+        command.command_base.set(csr.command_base);
+        command.response_base.set(csr.response_base);
+        command.log_depth.set(csr.command_log_depth);
+        command.factory_mac.set(io.factory_mac);
+        command.factory_mtu.set(io.factory_mtu);
+        command.producer.set(csr.command_producer);
+        command.enable.set(csr.command_enable);
+
+        // quiet: every stage idle, nothing between two of them
+        let due = now + (cat(&[lit(64 - DEADLINE, 0), acknowledge.next_due - now.bits(0, DEADLINE)]));
+        let passed = (acknowledge.next_due - now.bits(0, DEADLINE)).msb();
+        let next_due = mux(
+            acknowledge.next_due_valid,
+            mux(passed, now, due),
+            constant(Bits::from_words(64, &[u64::MAX])),
+        );
+        io.next_due.set(next_due);
+        csr.next_due.set(next_due);
+        let idle = all_of(&[
+            bar.idle,
+            msix.idle,
+            command.idle,
+            read.idle,
+            write.idle,
+            doorbell.idle,
+            schedule.idle,
+            fetch.idle,
+            segment.idle,
+            gather.idle,
+            !packetise.data.valid,
+            !packetise.control.valid,
+            !packetise.frame.valid,
+            packet_buffer.idle,
+            check.idle,
+            place.idle,
+            acknowledge.idle,
+            complete.idle,
+            notify.idle,
+            mac.idle,
+            !io.rq.valid,
+            !io.rc.valid,
+            !io.cq.valid,
+            !io.cc.valid,
+        ]);
+        // streams between idle stages move within a clock or two, the line's clocks within ten: 32 prove it
+        let calm = reg_init("calm", 6, 0);
+        when(!idle, || calm.set(0)).elif(!calm.msb(), || calm.set(calm + 1));
+        let quiet = idle & calm.msb();
+        csr.quiet.set(quiet & csr.idle);
+        io.quiet.set(quiet & csr.idle);
+    }
+}

@@ -1,0 +1,148 @@
+//! The way out: writes and reads share the request interface, whole TLPs at a time.
+//!
+//! ```text
+//! write -TlpBeat->\
+//!                   transmit -TlpBeat-> rq
+//! read  -TlpBeat->/
+//! ```
+//! Combinational: latency 0, one beat per clock, no bubble between TLPs. A write starts only while `posted_ok`, a read
+//! only while `nonposted_ok` (looked at when the first beat is first offered; the offer then stands until it is taken).
+//! When both can start they alternate; when one cannot, the other goes on, so reads never hold up writes.
+//! A TLP that would start while bus mastering is off is swallowed, so that the engines drain after a reset of the
+//! function (PCI Express base specification, function level reset: no request before bus master is set again). A TLP
+//! that has started is always finished.
+
+use crate::config::Config;
+use crate::flow::TlpBeat;
+use hdl::{Bundle, Module, Ports, Sig, Stream, cat, lit, mux, reg_init, when};
+
+/// The arbiter of the request interface.
+#[derive(Clone, Debug)]
+pub struct Transmit(pub Config);
+
+/// Ports of [`Transmit`].
+#[derive(Ports)]
+#[ports(Transmit)]
+pub struct TransmitIo {
+    /// Posted requests.
+    #[sink(c.0.clone())]
+    pub write: Stream<TlpBeat>,
+    /// Non-posted requests.
+    #[sink(c.0.clone())]
+    pub read: Stream<TlpBeat>,
+    /// To the link.
+    #[source(c.0.clone())]
+    pub rq: Stream<TlpBeat>,
+    /// There is credit for a posted TLP of the largest payload.
+    #[input]
+    pub posted_ok: Sig,
+    /// There is credit for a read.
+    #[input]
+    pub nonposted_ok: Sig,
+    /// Command register bit 2.
+    #[input]
+    pub bus_master: Sig,
+    /// A write TLP left in this clock (`StageCounter::WriteTlps`).
+    #[output]
+    pub write_sent: Sig,
+    /// A read TLP left in this clock (`StageCounter::ReadTlps`).
+    #[output]
+    pub read_sent: Sig,
+}
+
+impl Module for Transmit {
+    type Io = TransmitIo;
+    fn name(&self) -> String {
+        format!("pcie_transmit_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        "Arbiter of write and read TLPs, whole TLPs, with credits.".into()
+    }
+    fn body(&self, io: &TransmitIo) {
+        // a choice stands from the first offer to the last beat
+        let open = reg_init("open", 1, 0);
+        let open_read = reg_init("open_read", 1, 0);
+        let open_drop = reg_init("open_drop", 1, 0);
+        let read_was_last = reg_init("read_was_last", 1, 0);
+
+        let drop = mux(open, open_drop, !io.bus_master).named("drop");
+        let write_can = io.write.valid & (io.posted_ok | drop);
+        let read_can = io.read.valid & (io.nonposted_ok | drop);
+        let choose_read = read_can & (!write_can | !read_was_last);
+        let read = mux(open, open_read, choose_read).named("chosen_read");
+        let chosen_valid = mux(open, mux(open_read, io.read.valid, io.write.valid), write_can | read_can);
+        let beat = io.read.data.or_else(&self.0, read, &io.write.data);
+
+        io.rq.valid.set(chosen_valid & !drop);
+        io.rq.data.assign(&beat);
+        let moves = (chosen_valid & (io.rq.ready | drop)).named("moves");
+        io.write.ready.set(moves & !read);
+        io.read.ready.set(moves & read);
+        let ends = moves & beat.last;
+        when(chosen_valid, || {
+            open.set(!ends);
+            open_read.set(read);
+            open_drop.set(drop);
+        });
+        when(ends, || read_was_last.set(read));
+        io.write_sent.set(ends & !drop & !read);
+        io.read_sent.set(ends & !drop & read);
+    }
+}
+
+/// What a memory request asks, for [`memory_header`].
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryRequest {
+    /// A write (with data), else a read.
+    pub write: bool,
+    /// First byte, 64 bits.
+    pub iova: Sig,
+    /// Bytes, 13 bits, 1..=4096, within one 4 KiB page.
+    pub bytes: Sig,
+    /// Attribute RO.
+    pub relaxed: Sig,
+    /// Requester: bus, device, function.
+    pub requester_id: Sig,
+    /// Tag, 8 bits.
+    pub tag: Sig,
+}
+
+/// The raw header of a memory request, 128 bits, doubleword 0 in the top bits: 3 doublewords below 4 GiB (a 4-DW header
+/// with a zero upper address is refused as unsupported by real root ports), 4 above. Byte enables by the rules for
+/// the first and the last doubleword: a request of one doubleword has last BE = 0.
+pub fn memory_header(r: &MemoryRequest) -> Sig {
+    let start = r.iova.bits(0, 2);
+    let wide = r.iova.bits(32, 32).any();
+    // the sum reaches 3 + 4096 + 3
+    let dwords = (r.bytes + start.extend(13) + 3u32).bits(2, 11);
+    let end = start + r.bytes.bits(0, 2) - 1u32;
+    let from = lit(4, 0xf) << start;
+    let to = lit(4, 0xf) >> (lit(2, 3) - end);
+    let single = dwords.eq(1);
+    let first_be = mux(single, from & to, from);
+    let last_be = mux(single, lit(4, 0), to);
+    let zero = |width| lit(width, 0);
+    let dw0 = cat(&[
+        lit(1, 0),
+        lit(1, u64::from(r.write)),
+        wide,
+        lit(5, u64::from(contract::pcie::KIND_MEMORY)),
+        // T9, TC, T8, IDO, LN, TH, TD, EP
+        zero(10),
+        r.relaxed,
+        // no snoop, AT
+        zero(3),
+        dwords.bits(0, 10),
+    ]);
+    let dw1 = cat(&[r.requester_id, r.tag, last_be, first_be]);
+    let low = cat(&[r.iova.bits(2, 30), zero(2)]);
+    let address = mux(wide, cat(&[r.iova.bits(32, 32), low]), cat(&[low, zero(32)]));
+    cat(&[dw0, dw1, address])
+}
+
+/// `(128 << code) - 1` in 12 bits: the offset bits of an aligned block of Max_Payload_Size or Max_Read_Request_Size. The
+/// reserved codes 6 and 7 count as 5. Pieces cut at such blocks obey the size and the 4 KiB rule at once.
+pub fn block_mask(code: Sig) -> Sig {
+    let bits: Vec<Sig> = (0..12u32).rev().map(|i| if i < 7 { lit(1, 1) } else { code.gt(i - 7) }).collect();
+    cat(&bits)
+}

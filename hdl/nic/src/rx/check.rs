@@ -1,0 +1,411 @@
+//! Judges every good RoCE packet against its QP: what place does with a request, what acknowledge gets of a response,
+//! or the name under which the packet is dropped.
+//!
+//! ```text
+//! clock 0  a packet, a fence or an initialisation is taken; addresses go out
+//! clock 1  the QP's words are there: who, PSN, opcode sequence, rights, receive WQE, lengths; the key's address goes out
+//! clock 2  the MR entry is there: bounds and rights of the key
+//! clock 3  one verdict, `expect` is written, the slot is released or handed on, the refusal is counted
+//! ```
+//! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order, 4
+//! clocks after the packet was taken; a packet is taken every 4 clocks (measured), more seldom only while place or
+//! acknowledge refuse. Never waits for host memory: no receive WQE is told from producer and consumer alone.
+//!
+//! The order of the checks is that of IBA 9.6.1 and 9.7: what cannot be believed is dropped without an answer (QPN,
+//! transport, state, halt, addresses, P_Key); then PSN, opcode sequence, QP rights, receive WQE, lengths, R_Key. The
+//! first that fails decides. A gap is NAKed once; only a packet in order or a re-acknowledged duplicate arms the NAK
+//! again, and an RNR NAK counts as the NAK of the gap behind it. A duplicate is never NAKed.
+//!
+//! A fatal NAK halts the QP here. If a SEND was open its receive WQE goes with the verdict (`uses_wqe`) and completes
+//! in error; a WQE that the failing packet itself would have taken stays posted. READ, atomics and SEND with invalidate
+//! are not executed by this version: they are refused as rights that the QP lacks (NAK 0x61).
+//!
+//! A SEND for which place has no `room` is dropped as if the network had lost it: ePSN stays, the peer resends.
+
+use crate::config::Config;
+use crate::flow::{Action, Count, Headers, Response, Verdict};
+use crate::mr;
+use crate::qp::{Expect, INDEX, Initialise, Placed, Requester, StateShape, StateWrite};
+use contract::Reject;
+use contract::context::{MrEntryBits, QpAddressesBits, QpRightsBits};
+use contract::opcode::{Kind, Opcode, OpcodeRow, Payload, ReceiveWqe};
+use contract::verbs::{QpState, Transport, access};
+use hdl::{Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, lit, low, mux, reg, reg_init, when};
+
+/// NAK: a packet is missing.
+const NAK_SEQUENCE: u64 = 0x60;
+/// NAK: the request is invalid.
+const NAK_INVALID: u64 = 0x61;
+/// NAK: the R_Key does not allow it.
+const NAK_ACCESS: u64 = 0x62;
+
+/// The stage, for one card configuration.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// Sizes.
+    pub config: Config,
+}
+
+/// Ports of [`Check`].
+#[derive(Ports)]
+#[ports(Check)]
+pub struct CheckIo {
+    /// Good frames, in order.
+    #[sink(c.config.clone())]
+    pub headers: Stream<Headers>,
+    /// A fence token waits; it passes in order as a verdict [`Action::Fence`].
+    #[input]
+    pub fence_valid: Sig,
+    /// The fence token is taken.
+    #[output]
+    pub fence_ready: Sig,
+    /// Starts a QP's `expect`.
+    #[sink(c.config.clone())]
+    pub initialise: Stream<Initialise>,
+    /// Requests, to place.
+    #[source(c.config.clone())]
+    pub verdict: Stream<Verdict>,
+    /// Acknowledgements, to acknowledge.
+    #[source(c.config.clone())]
+    pub response: Stream<Response>,
+    /// A packet's slot is free again.
+    #[output]
+    pub release_valid: Sig,
+    /// Which.
+    #[output(c.config.packet_slot_bits())]
+    pub release_slot: Sig,
+    /// Address of every per-QP word below.
+    #[output(c.config.qp_bits())]
+    pub qp_address: Sig,
+    /// `contract::QpRights`.
+    #[input(QpRightsBits::BITS)]
+    pub rights_word: Sig,
+    /// `contract::QpAddresses`.
+    #[input(QpAddressesBits::BITS)]
+    pub addresses_word: Sig,
+    /// [`Expect`], the own word.
+    #[input(Expect::total_width(&()))]
+    pub expect_word: Sig,
+    /// [`Placed`].
+    #[input(Placed::total_width(&()))]
+    pub placed_word: Sig,
+    /// [`Requester`].
+    #[input(Requester::total_width(&()))]
+    pub requester_word: Sig,
+    /// Producer of the receive queue.
+    #[input(INDEX)]
+    pub post_rq_word: Sig,
+    /// Write of the own word.
+    #[output(StateShape::per_qp::<Expect>(&c.config))]
+    pub expect_write: StateWrite,
+    /// Address of the MR table.
+    #[output(c.config.mr_bits())]
+    pub mr_address: Sig,
+    /// `contract::MrEntry`, one clock later.
+    #[input(MrEntryBits::BITS)]
+    pub mr_word: Sig,
+    /// place can take one more SEND.
+    #[input]
+    pub room: Sig,
+    /// Refusals (`contract::Reject`).
+    #[output]
+    pub count: Count,
+    /// Nothing is inside.
+    #[output]
+    pub idle: Sig,
+}
+
+/// High where `opcode` is an RC opcode whose row is wanted by `which`.
+fn decode(opcode: Sig, which: impl Fn(&OpcodeRow) -> bool) -> Sig {
+    let rows = Opcode::ALL.iter().map(|o| o.row());
+    let wanted = rows.filter(|r| r.transport == Transport::Rc && which(r));
+    any_of(&wanted.map(|r| opcode.eq(r.opcode.code())).collect::<Vec<_>>())
+}
+
+/// Code of a refusal.
+fn code(r: Reject) -> Sig {
+    lit(6, u64::from(r.code()))
+}
+
+/// The first condition that holds, and its refusal.
+fn first_of(conditions: &[(Sig, Sig)]) -> (Sig, Sig) {
+    let any = any_of(&conditions.iter().map(|c| c.0).collect::<Vec<_>>());
+    let reason = conditions.iter().rev().fold(lit(6, 0), |rest, (holds, code)| mux(*holds, *code, rest));
+    (any, reason)
+}
+
+impl Module for Check {
+    type Io = CheckIo;
+    fn name(&self) -> String {
+        format!("check_{}", self.config.name)
+    }
+    fn doc(&self) -> String {
+        "Judges packets against their QP: one verdict every 4 clocks.".into()
+    }
+    fn body(&self, io: &CheckIo) {
+        let c = &self.config;
+        let phase = reg_init("phase", 2, 0);
+        let verdict_valid = reg_init("verdict_valid_q", 1, 0);
+        let response_valid = reg_init("response_valid_q", 1, 0);
+        let verdict = Verdict::regs(c, "verdict_q");
+        let response = Response::regs(c, "response_q");
+        io.verdict.valid.set(verdict_valid);
+        io.verdict.data.assign(&verdict);
+        io.response.valid.set(response_valid);
+        io.response.data.assign(&response);
+
+        // clock 0: take one thing; what is decided in clock 3 finds its output register empty
+        let free =
+            ((!verdict_valid | io.verdict.ready) & (!response_valid | io.response.ready)).named("free");
+        let rest = phase.eq(0).named("rest");
+        let initialise = rest & io.initialise.valid;
+        let fence = rest & free & io.fence_valid & !io.initialise.valid;
+        // fence and initialise first: a storm of packets must not delay a teardown
+        let may_take = (rest & free & !io.fence_valid & !io.initialise.valid).named("may_take");
+        io.initialise.ready.set(rest);
+        io.fence_ready.set(rest & free & !io.initialise.valid);
+        io.headers.ready.set(may_take);
+        io.qp_address.set(io.headers.data.dest_qpn.bits(0, c.qp_bits()));
+        let h = Headers::regs(c, "packet");
+        when(verdict_valid & io.verdict.ready, || verdict_valid.set(0));
+        when(response_valid & io.response.ready, || response_valid.set(0));
+        when(io.headers.valid & may_take, || h.assign(&io.headers.data));
+        phase.set(mux(rest & !(io.headers.valid & may_take), lit(2, 0), phase + 1));
+        io.idle.set(rest & !verdict_valid & !response_valid);
+
+        // what the opcode says, from the table
+        let op = h.opcode;
+        let is = |k: Kind| decode(op, |r| r.kind == k);
+        let (send, write) = (is(Kind::Send), is(Kind::Write));
+        let closed_kind = (is(Kind::Read) | is(Kind::Atomic)).named("read_or_atomic");
+        let responds = is(Kind::Response).named("is_response");
+        let invalidate = decode(op, |r| r.headers.ieth);
+        let opens = decode(op, |r| r.kind != Kind::Response && r.position.opens()).named("opens");
+        let closes = decode(op, |r| r.kind != Kind::Response && r.position.closes()).named("closes");
+        let immediate = decode(op, |r| r.headers.immdt).named("immediate");
+        let takes_wqe =
+            decode(op, |r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
+                .named("takes_wqe");
+        let request = (send | write | closed_kind).named("is_request");
+        let qp = h.dest_qpn.bits(0, c.qp_bits());
+
+        // clock 1: the QP
+        let rights = QpRightsBits::unpack(io.rights_word);
+        let addresses = QpAddressesBits::unpack(io.addresses_word);
+        let word = Expect::from_bits(&(), io.expect_word);
+        let in_state = |which: &dyn Fn(QpState) -> bool| {
+            any_of(
+                &QpState::ALL
+                    .iter()
+                    .filter(|s| which(**s))
+                    .map(|s| rights.state.eq(s.code()))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let receives = in_state(&|s| s.receives());
+        let awaits = in_state(&|s| s.receives() && s != QpState::Rtr);
+        let known_opcode = any_of(&Opcode::ALL.iter().map(|o| op.eq(o.code())).collect::<Vec<_>>());
+        let beyond =
+            if c.qp_bits() < 24 { h.dest_qpn.bits(c.qp_bits(), 24 - c.qp_bits()).any() } else { low() };
+        let halted = word.halt
+            | Placed::from_bits(&(), io.placed_word).halt
+            | Requester::from_bits(&(), io.requester_word).halt;
+        let same_pkey = h.pkey.bits(0, 15).eq(rights.pkey.bits(0, 15))
+            & h.pkey.bits(0, 15).any()
+            & (h.pkey.bit(15) | rights.pkey.bit(15));
+        let same_addresses = h.dest_gid.eq(addresses.src_gid) & h.source_gid.eq(addresses.dest_gid);
+        let (refused_now, reason_now) = first_of(&[
+            (!known_opcode, code(Reject::UnknownOpcode)),
+            (beyond | !rights.valid, code(Reject::UnknownQp)),
+            (!(request | responds) | rights.transport.ne(Transport::Rc.code()), code(Reject::WrongTransport)),
+            (mux(responds, !awaits, !receives), code(Reject::WrongQpState)),
+            (halted, code(Reject::QpHalted)),
+            (!same_addresses, code(Reject::WrongAddress)),
+            (!same_pkey, code(Reject::BadPkey)),
+            (responds & op.ne(Opcode::RcAcknowledge.code()), code(Reject::ResponseUnexpected)),
+        ]);
+        let distance = h.psn - word.epsn;
+        let sequence_now =
+            mux(opens, word.open_send | word.open_write, mux(send, !word.open_send, !word.open_write));
+        let writable = (rights.access & lit(8, u64::from(access::REMOTE_WRITE))).any();
+        let denied_now = closed_kind | invalidate | (write & !writable);
+        let short_now = takes_wqe & word.rq_next.eq(io.post_rq_word);
+        let mtu = lit(14, 128) << rights.path_mtu;
+        let rule = |p: Payload| decode(op, |r| r.payload == p);
+        let shape = (rule(Payload::Full) & h.length.eq(mtu))
+            | (rule(Payload::Some) & h.length.any() & h.length.le(mtu))
+            | (rule(Payload::Any) & h.length.le(mtu))
+            | (rule(Payload::None) & h.length.none());
+        let misshapen_now = !shape | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
+        let before = mux(opens, lit(32, 0), word.offset);
+        let after = before + h.length.extend(32);
+        let total = mux(opens, h.dma_length, word.remaining);
+        // messages end at 2^31 bytes; a first or middle packet must leave something for the last
+        let over = |bytes: Sig| bytes.bit(31) & bytes.bits(0, 31).any();
+        let length = h.length.extend(32);
+        let bad_total_now =
+            mux(write, over(total) | mux(closes, total.ne(length), total.le(length)), over(after));
+        let key_now = mux(opens, h.rkey, word.rkey);
+        io.mr_address.set(key_now.bits(8, c.mr_bits()));
+
+        let at1 = phase.eq(1);
+        let hold = |name: &str, value: Sig| {
+            let r = reg(name, value.width());
+            when(at1, || r.set(value));
+            r
+        };
+        let e = Expect::regs(&(), "expect");
+        when(at1, || e.assign(&word));
+        let (refused, reason) = (hold("refused", refused_now), hold("reason", reason_now));
+        let expected = hold("expected", distance.none());
+        let duplicate = hold("duplicate", distance.msb());
+        let sequence = hold("out_of_sequence", sequence_now);
+        let denied = hold("denied", denied_now);
+        let not_ready = hold("not_ready", short_now);
+        let misshapen = hold("misshapen", misshapen_now);
+        let bad_total = hold("bad_total", bad_total_now);
+        let (offset, offset_after) = (hold("offset", before), hold("offset_after", after));
+        let key = hold("key", key_now);
+        let va = hold("va", mux(opens, h.va, word.va));
+        let asked = hold("asked", total);
+        let pd = hold("pd", rights.pd);
+        let rnr_timer = hold("rnr_timer", rights.min_rnr_timer);
+
+        // clock 2: the key
+        let entry = MrEntryBits::unpack(io.mr_word);
+        let judged = mr::judge(&entry, key, va, asked, pd, lit(8, u64::from(access::REMOTE_WRITE)));
+        let outside = key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any() & asked.any();
+        let at2 = phase.eq(2);
+        let (key_ok, key_reason) = (reg("key_ok", 1), reg("key_reason", 6));
+        let (iova, relaxed) = (reg("iova", 64), reg("relaxed", 1));
+        when(at2, || {
+            key_ok.set(judged.ok & !outside);
+            key_reason.set(mux(outside, code(Reject::RkeyUnknown), judged.reject));
+            iova.set(judged.iova);
+            relaxed.set(entry.relaxed_ordering);
+        });
+
+        // clock 3: the verdict
+        let at3 = phase.eq(3).named("decide");
+        let believed = (at3 & !refused).named("believed");
+        let asks = believed & request;
+        let in_order = asks & expected;
+        let (faulty, fault) = first_of(&[
+            (sequence, code(Reject::OpcodeSequence)),
+            (denied, code(Reject::AccessDenied)),
+            (not_ready, code(Reject::ReceiverNotReady)),
+            (misshapen | bad_total, code(Reject::BadLength)),
+            (write & !key_ok, key_reason),
+        ]);
+        let rnr = (!sequence & !denied & not_ready).named("rnr");
+        let access_fault = !sequence & !denied & !not_ready & !misshapen & !bad_total;
+        let crowded = send & !io.room;
+        let accept = (in_order & !faulty & !crowded).named("accept");
+        let nak = (in_order & faulty).named("nak");
+        let fatal = (nak & !rnr).named("fatal");
+        let again = asks & duplicate;
+        let reack = (again & !denied & !misshapen).named("reack");
+        let gap = asks & !expected & !duplicate;
+        let nak_gap = (gap & !e.nak_sent).named("nak_gap");
+
+        let respond = believed & responds;
+        when(respond, || {
+            response_valid.set(1);
+            response.qp.set(qp);
+            response.opcode.set(op);
+            response.psn.set(h.psn);
+            response.syndrome.set(h.syndrome);
+            response.msn.set(h.msn);
+        });
+        let action = |a: Action| lit(3, a.code());
+        when(fence, || {
+            verdict_valid.set(1);
+            verdict.action.set(action(Action::Fence));
+        });
+        when(accept | nak | reack | nak_gap, || {
+            verdict_valid.set(1);
+            verdict.action.set(mux(
+                accept,
+                mux(send, action(Action::Send), action(Action::Write)),
+                mux(reack, action(Action::Reack), action(Action::Nak)),
+            ));
+            verdict.qp.set(qp);
+            verdict.psn.set(mux(nak_gap, e.epsn, h.psn));
+            verdict.ack_req.set(h.ack_req);
+            verdict.first.set(opens);
+            verdict.last.set(closes);
+            verdict.fatal.set(fatal);
+            verdict.syndrome.set(mux(
+                nak_gap,
+                lit(8, NAK_SEQUENCE),
+                mux(
+                    rnr,
+                    cat(&[lit(3, 1), rnr_timer]),
+                    mux(access_fault, lit(8, NAK_ACCESS), lit(8, NAK_INVALID)),
+                ),
+            ));
+            verdict.iova.set(iova);
+            verdict.relaxed.set(relaxed);
+            verdict.wqe_index.set(mux((accept & !takes_wqe) | fatal, e.rq_current, e.rq_next));
+            verdict.uses_wqe.set(mux(accept, send | (immediate & closes), fatal & e.open_send));
+            verdict.offset.set(offset);
+            verdict.length.set(h.length);
+            verdict.address.set(h.address);
+            verdict.slot.set(h.slot);
+            verdict.with_imm.set(immediate);
+            verdict.solicited.set(h.solicited & closes);
+            verdict.imm.set(h.imm);
+        });
+
+        // the slot goes with an accepted request; everything else is over here
+        io.release_valid.set(at3 & !accept);
+        io.release_slot.set(h.slot);
+        let gap_reason =
+            mux(e.nak_sent, code(Reject::PsnOutOfSequenceRepeat), code(Reject::PsnOutOfSequence));
+        // a faulty duplicate is dropped under the name of its fault
+        let duplicate_reason = mux(
+            denied,
+            code(Reject::AccessDenied),
+            mux(misshapen, code(Reject::BadLength), code(Reject::Duplicate)),
+        );
+        let counted = mux(
+            refused,
+            reason,
+            mux(
+                duplicate,
+                duplicate_reason,
+                mux(!expected, gap_reason, mux(faulty, fault, code(Reject::MissQueueFull))),
+            ),
+        );
+        io.count.valid.set(at3 & !accept & !respond);
+        io.count.index.set(counted);
+
+        // the own word
+        let next = Expect::wires(&(), "next");
+        next.assign(&e);
+        when(accept, || {
+            next.epsn.set(e.epsn + 1);
+            next.nak_sent.set(0);
+            next.open_send.set(send & !closes);
+            next.open_write.set(write & !closes);
+            next.offset.set(offset_after);
+            next.va.set(va + h.length.extend(64));
+            next.rkey.set(key);
+            next.remaining.set(asked - h.length.extend(32));
+            when(takes_wqe, || {
+                next.rq_next.set(e.rq_next + 1);
+                next.rq_current.set(e.rq_next);
+            });
+        });
+        when(reack, || next.nak_sent.set(0));
+        when(nak_gap | (nak & rnr), || next.nak_sent.set(1));
+        when(fatal, || next.halt.set(1));
+        let start = Expect::wires(&(), "start");
+        start.assign_zero();
+        let fresh = Expect { epsn: io.initialise.data.rq_psn, ..start };
+        let clears = initialise & (io.initialise.data.receive | io.initialise.data.reset);
+        io.expect_write.enable.set(clears | accept | reack | nak_gap | nak);
+        io.expect_write.address.set(mux(rest, io.initialise.data.qp, qp));
+        io.expect_write.data.set(mux(rest, fresh.to_bits(), next.to_bits()));
+    }
+}

@@ -1,0 +1,208 @@
+//! The packet buffer: where a packet waits between the wire and host memory.
+//!
+//! ```text
+//! frame --> parse --> verify --+--> headers --> check, place --> release_check, release_place
+//!             |                |                                          |
+//!             +--> ring memory (restored when the frame is bad)           +--> room, in order
+//!                      |
+//!                      +--> read_address, read_word (the PCIe write engine)
+//! ```
+//! In: frames with FCS, a beat per clock; they are never held up (`frame_ready` is constantly high). Out: `headers` of
+//! good packets, in order, eight clocks after the frame's last beat; one `reject` per frame that is not. A good frame
+//! that meets a full ring, no free slot or a full header FIFO is dropped whole and counted as BufferFull. Slots come
+//! back in any order, by two releasers at once; their room is reclaimed in order, one slot per clock. Bytes before the
+//! extension headers (at 64 bit: the first 48) are not stored. The payload of a packet lies whole and in place from
+//! `headers` until its release; it may wrap around the end of the ring.
+
+use crate::config::Config;
+use crate::flow::{Count, FrameBeat, Headers};
+use crate::prim::fifo::Fifo;
+use crate::rx::parse::Parse;
+use crate::rx::verify::{Verify, ipv4_gid};
+use crate::tx::packetise::{BASE, at_least};
+use contract::Reject;
+use hdl::{
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, mux,
+    reg_init, when,
+};
+
+/// Headers that may wait for check.
+const WAITING: u32 = 16;
+
+/// A slot comes back.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Release {
+    /// In this clock.
+    pub valid: Sig,
+    /// Which.
+    #[shape(c.packet_slot_bits())]
+    pub slot: Sig,
+}
+
+/// Packet buffer, parse and verify.
+#[derive(Clone, Debug)]
+pub struct PacketBuffer(pub Config);
+
+/// Ports of [`PacketBuffer`].
+#[derive(Ports)]
+#[ports(PacketBuffer)]
+pub struct PacketBufferIo {
+    /// The port's MAC address, first byte most significant.
+    #[input(48)]
+    pub port_mac: Sig,
+    /// Most bytes between Ethernet header and FCS.
+    #[input(16)]
+    pub port_mtu: Sig,
+    /// Frames with FCS, from the mac; always ready.
+    #[sink(c.0.clone())]
+    pub frame: Stream<FrameBeat>,
+    /// Good packets.
+    #[source(c.0.clone())]
+    pub headers: Stream<Headers>,
+    /// check is done with a packet.
+    #[input(c.0.clone())]
+    pub release_check: Release,
+    /// place is done with a packet.
+    #[input(c.0.clone())]
+    pub release_place: Release,
+    /// Reads this word.
+    #[input(c.0.packet_address_bits() - c.0.lane_bits())]
+    pub read_address: Sig,
+    /// The word, one clock later.
+    #[output(c.0.data_bits())]
+    pub read_word: Sig,
+    /// Frames refused.
+    #[output]
+    pub reject: Count,
+    /// Pulse: a frame with a good FCS came.
+    #[output]
+    pub frame_count: Sig,
+    /// With it: its bytes without FCS.
+    #[output(16)]
+    pub frame_length: Sig,
+    /// No packet is held and no frame is coming in.
+    #[output]
+    pub idle: Sig,
+}
+
+/// Headers as stored: IPv4 addresses alone. IPv6 will store them whole.
+fn narrow(h: &Headers) -> Sig {
+    let parts: Vec<Sig> =
+        h.signals().iter().map(|s| if s.width() == 128 { s.bits(0, 32) } else { *s }).collect();
+    cat(&parts)
+}
+
+fn widen(c: &Config, bits: Sig) -> Headers {
+    let mut high = bits.width();
+    Headers::build(c, "", &mut |_, w| {
+        let stored = if w == 128 { 32 } else { w };
+        high -= stored;
+        let s = bits.bits(high, stored);
+        if w == 128 { ipv4_gid(s) } else { s }
+    })
+}
+
+impl Module for PacketBuffer {
+    type Io = PacketBufferIo;
+    fn name(&self) -> String {
+        format!("packet_buffer_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        "Ring of received packets with out-of-order release; parses and verifies on the way in.".into()
+    }
+    fn body(&self, io: &PacketBufferIo) {
+        let c = &self.0;
+        let words = c.packet_buffer_bytes / c.data_bytes;
+        let (bits, slot_bits) = (index_width(words), c.packet_slot_bits());
+        // beats before this one hold no payload
+        let skip = BASE / c.data_bytes;
+        // verify answers four clocks after the frame's last beat. Where no beat is skipped the next frame would be
+        // stored meanwhile: beats wait so that its first is stored in the very clock of the answer
+        let wait = if skip == 0 { 3 } else { 0 };
+        assert!(
+            skip == 0 || skip >= 4,
+            "packet buffer: data_bytes = {} is neither narrow nor wide",
+            c.data_bytes
+        );
+
+        let parse = instance("parse", &Parse(c.clone()));
+        parse.valid.set(io.frame.valid);
+        parse.frame.assign(&io.frame.data);
+        io.frame.ready.set(1);
+        let verify = instance("verify", &Verify(c.clone()));
+        verify.valid.set(parse.done);
+        verify.parsed.assign(&parse.parsed);
+        verify.port_mac.set(io.port_mac);
+        verify.port_mtu.set(io.port_mtu);
+
+        // the ring: one bit more than the address tells full from empty
+        let memory = Memory::new("ring", words, c.data_bits()).style("block");
+        let tail = reg_init("tail", bits + 1, 0);
+        let start = reg_init("start", bits + 1, 0);
+        let head = reg_init("head", bits + 1, 0);
+        let late = |name: &str, s: Sig| (0..wait).fold(s, |s, i| delay_init(&format!("{name}_{i}"), s));
+        let store = late("store", parse.store);
+        let data = late("store_data", parse.store_data);
+        let last = late("store_last", parse.store_last);
+        let wanted = late("wanted", parse.store & at_least(parse.store_number, skip));
+        let accept = hdl::wire("accept", 1);
+        let at = mux(verify.done & !accept, start, tail).named("store_at");
+        let full = (at - head).eq(u64::from(words)).named("full");
+        let refused = reg_init("refused", 1, 0);
+        let refuse = wanted & (full | refused);
+        memory.write(wanted & !refuse, at.bits(0, bits), data);
+        tail.set(mux(wanted & !refuse, at + 1, at));
+        when(refuse, || refused.set(1));
+        when(store & last, || refused.set(0));
+        let overflow = (wait..4)
+            .fold(refuse | refused, |s, i| delay_init(&format!("overflow_{i}"), s))
+            .named("overflow");
+        io.read_word.set(memory.read("read", high(), io.read_address));
+
+        // slots
+        let newest = reg_init("newest_slot", slot_bits + 1, 0);
+        let oldest = reg_init("oldest_slot", slot_bits + 1, 0);
+        let released = reg_init("released", c.packet_slots, 0);
+        let ends = Memory::new("slot_end", c.packet_slots, bits + 1).style("distributed");
+        let one = |slot: Sig, when: Sig| mux(when, lit(c.packet_slots, 1) << slot, lit(c.packet_slots, 0));
+        let oldest_slot = oldest.bits(0, slot_bits);
+        let reclaim = (newest.ne(oldest) & released.bit_at(oldest_slot)).named("reclaim");
+        let gives = one(io.release_check.slot, io.release_check.valid)
+            | one(io.release_place.slot, io.release_place.valid);
+        hdl::assert_always("a_slot_is_released_once", (released & gives).none());
+        released.set((released | gives) & !one(oldest_slot, reclaim));
+        let end = ends.read_now("oldest_end", oldest_slot);
+        when(reclaim, || {
+            oldest.set(oldest + 1);
+            head.set(end);
+        });
+
+        // the judgement
+        let queue =
+            instance("queue", &Fifo { depth: WAITING, width: Headers::total_width(c) - 2 * (128 - 32) });
+        let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
+        let room = !overflow & !no_slot & queue.input.ready;
+        accept.set(verify.done & verify.good & room);
+        let slot = newest.bits(0, slot_bits);
+        ends.write(accept, slot, tail);
+        when(accept, || {
+            start.set(tail);
+            newest.set(newest + 1);
+        });
+        let stored_at = cat(&[start.bits(0, bits), lit(c.lane_bits(), 0)]);
+        let within = (verify.payload_at - u64::from(skip * c.data_bytes)).extend(c.packet_address_bits());
+        let headers = Headers { address: stored_at + within, slot, ..verify.headers };
+        queue.input.valid.set(accept);
+        queue.input.data.set(narrow(&headers));
+        io.headers.valid.set(queue.output.valid);
+        io.headers.data.assign(&widen(c, queue.output.data));
+        queue.output.ready.set(io.headers.ready);
+
+        io.idle.set(newest.eq(oldest) & tail.eq(start) & !io.frame.valid & !verify.done);
+        io.reject.valid.set(verify.done & !accept);
+        io.reject.index.set(mux(verify.good, u64::from(Reject::BufferFull.code()), verify.reject));
+        io.frame_count.set(verify.done & verify.intact);
+        io.frame_length.set(verify.length);
+    }
+}

@@ -1,0 +1,631 @@
+//! Writes the payload of accepted requests to host memory, then owes the peer its acknowledgement and the user his CQE.
+//!
+//! ```text
+//! verdicts > [4] > rest, words > key, emit per piece > payload write ----> [16] > finish: placed, CQE, event, wake
+//!               \> miss queue: SENDs whose receive WQE is not here yet      ^ written, in order
+//! ```
+//! In: verdicts of check. Out: one `payload` per contiguous piece (a WRITE has one, a SEND one per SGE that it touches);
+//! after the write engine has told that a piece was `written`, in order: the tail (ACK or NAK) in `placed`, the receive
+//! CQE, the slot, a wake for schedule.
+//!
+//! A WRITE takes 3 clocks, a SEND of one piece 4 (measured), each further piece 2, each SGE that is skipped 1; a packet
+//! without payload 3. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
+//! notify, and for a free miss entry (a packet that must go behind a parked one of its QP).
+//!
+//! Receive WQEs are read ahead ([`crate::rx::receive_wqes`]). A SEND whose WQE is still on its way is parked, and all
+//! of its QP behind it: in order within a QP, free across QPs. `room` tells check that there is an entry for one more
+//! SEND whatever becomes of those before it; check drops SENDs without room, so nothing is ever lost here.
+//!
+//! Faults found here: a message longer than its WQE (NAK 0x61, LOC_LEN_ERR; before any byte of that packet is written),
+//! an SGE whose key does not allow it (NAK 0x63, LOC_PROT_ERR), a WQE that could not be read (NAK 0x63, LOC_QP_OP_ERR). A
+//! SEND that check has NAKed in its midst completes with LOC_QP_OP_ERR. A fatal NAK raises an asynchronous event
+//! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63) and kills the QP here at once: packets behind are
+//! discarded. An unpaid NAK is not overwritten by a re-acknowledgement.
+//!
+//! A fence comes out (`fence_done`) when all that came before it is written and reported, nothing is parked from before
+//! it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded meanwhile.
+
+use crate::config::Config;
+use crate::flow::{
+    Action, Completion, Count, Event, PayloadWrite, ReadData, ReadDone, ReadRequest, Verdict, Wake,
+};
+use crate::mr;
+use crate::prim::fifo::{Fifo, buffer};
+use crate::qp::{INDEX, Initialise, PSN, Placed, StateShape, StateWrite, Tx};
+use crate::rx::receive_wqes::{RECEIVE_WQE, ReceiveWqes, WqeName};
+use contract::context::{MrEntryBits, QpQueuesBits, QpRightsBits};
+use contract::ring::SgeBits;
+use contract::verbs::access;
+use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, WcOpcode, WcStatus};
+use hdl::{
+    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, mux, reg, reg_init,
+    select, when,
+};
+
+/// Verdicts that wait in front of place.
+const VERDICTS: u32 = 4;
+/// Pieces and packets that wait for their writes.
+const FINISHES: u32 = 16;
+/// The ACK syndrome: credits are not used.
+const ACK: u64 = 0x1f;
+
+/// The stage, for one card configuration.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Sizes.
+    pub config: Config,
+}
+
+/// Ports of [`Place`].
+#[derive(Ports)]
+#[ports(Place)]
+pub struct PlaceIo {
+    /// From check, directly: the FIFO is inside.
+    #[sink(c.config.clone())]
+    pub verdict: Stream<Verdict>,
+    /// One more SEND can be taken.
+    #[output]
+    pub room: Sig,
+    /// Receives were posted to a QP. Never refused.
+    #[sink(c.config.clone())]
+    pub doorbell: Stream<Wake>,
+    /// Starts a QP's `placed` and forgets its WQEs.
+    #[sink(c.config.clone())]
+    pub initialise: Stream<Initialise>,
+    /// Payload to host memory.
+    #[source(c.config.clone())]
+    pub payload: Stream<PayloadWrite>,
+    /// The oldest payload not yet told is written (one pulse per `payload`, in order).
+    #[input]
+    pub written: Sig,
+    /// Reads of receive WQEs.
+    #[source]
+    pub read: Stream<ReadRequest>,
+    /// Data of reads.
+    #[input(c.config.clone())]
+    pub read_data: ReadData,
+    /// Ends of reads.
+    #[input]
+    pub read_done: ReadDone,
+    /// Receive CQEs, in order per QP.
+    #[source(c.config.clone())]
+    pub completion: Stream<Completion>,
+    /// Asynchronous events (EQ 0).
+    #[source(c.config.clone())]
+    pub event: Stream<Event>,
+    /// A tail changed: a response is owed. Comes after the write of `placed`.
+    #[source(c.config.clone())]
+    pub wake: Stream<Wake>,
+    /// A packet's slot is free again.
+    #[output]
+    pub release_valid: Sig,
+    /// Which.
+    #[output(c.config.packet_slot_bits())]
+    pub release_slot: Sig,
+    /// The oldest fence is through.
+    #[output]
+    pub fence_done: Sig,
+    /// QP of the packet under way: address of `rights_word`.
+    #[output(c.config.qp_bits())]
+    pub packet_address: Sig,
+    /// `contract::QpRights`.
+    #[input(QpRightsBits::BITS)]
+    pub rights_word: Sig,
+    /// Address of the MR table.
+    #[output(c.config.mr_bits())]
+    pub mr_address: Sig,
+    /// `contract::MrEntry`, one clock later.
+    #[input(MrEntryBits::BITS)]
+    pub mr_word: Sig,
+    /// QP of the packet that finishes: address of the three words below.
+    #[output(c.config.qp_bits())]
+    pub finish_address: Sig,
+    /// [`Placed`], the own word.
+    #[input(Placed::total_width(&()))]
+    pub placed_word: Sig,
+    /// [`Tx`].
+    #[input(Tx::total_width(&()))]
+    pub tx_word: Sig,
+    /// `contract::QpQueues`.
+    #[input(QpQueuesBits::BITS)]
+    pub finish_queues_word: Sig,
+    /// Write of the own word.
+    #[output(StateShape::per_qp::<Placed>(&c.config))]
+    pub placed_write: StateWrite,
+    /// QP whose receive WQEs are looked after: address of the three words below.
+    #[output(c.config.qp_bits())]
+    pub fetch_address: Sig,
+    /// Producer of the receive queue.
+    #[input(INDEX)]
+    pub post_rq_word: Sig,
+    /// `contract::QpQueues`.
+    #[input(QpQueuesBits::BITS)]
+    pub fetch_queues_word: Sig,
+    /// `contract::QpRights`.
+    #[input(QpRightsBits::BITS)]
+    pub fetch_rights_word: Sig,
+    /// Refusals (`contract::Reject`).
+    #[output]
+    pub count: Count,
+    /// WQE reads (`contract::StageCounter`).
+    #[output]
+    pub stage_count: Count,
+    /// Nothing is inside.
+    #[output]
+    pub idle: Sig,
+}
+
+/// What is to be done when the pieces before it and its own are written.
+#[derive(Bundle, Clone, Copy)]
+#[bundle(Config)]
+struct Finish {
+    /// Wait for one `written`.
+    piece: Sig,
+    /// The packet ends here; of a piece in its midst nothing else matters.
+    ends: Sig,
+    /// See [`Kind`].
+    #[shape(3)]
+    kind: Sig,
+    #[shape(c.qp_bits())]
+    qp: Sig,
+    #[shape(PSN)]
+    psn: Sig,
+    ack_req: Sig,
+    last: Sig,
+    fatal: Sig,
+    #[shape(8)]
+    syndrome: Sig,
+    /// The slot is to be released.
+    holds: Sig,
+    #[shape(c.packet_slot_bits())]
+    slot: Sig,
+    /// A CQE is to be written.
+    reports: Sig,
+    #[shape(8)]
+    status: Sig,
+    #[shape(INDEX)]
+    wqe_index: Sig,
+    /// A WRITE, not a SEND.
+    write: Sig,
+    #[shape(32)]
+    byte_len: Sig,
+    #[shape(32)]
+    imm: Sig,
+    with_imm: Sig,
+    solicited: Sig,
+}
+
+/// Kinds of [`Finish`].
+#[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Accept,
+    Reack,
+    Nak,
+    Fence,
+    Discard,
+}
+
+#[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Rest,
+    Words,
+    Key,
+    Emit,
+    Push,
+}
+
+impl Module for Place {
+    type Io = PlaceIo;
+    fn name(&self) -> String {
+        format!("place_{}", self.config.name)
+    }
+    fn doc(&self) -> String {
+        "Writes payload, then acknowledges and reports it.".into()
+    }
+    fn body(&self, io: &PlaceIo) {
+        let c = &self.config;
+        let (qp_bits, misses) = (c.qp_bits(), c.misses);
+        let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
+        let kind = |k: Kind| lit(3, k.code());
+        let reason = |r: Reject| lit(6, u64::from(r.code()));
+        let status = |s: WcStatus| lit(8, u64::from(s.code()));
+
+        // what waits: the FIFO, and the miss queue
+        let width = Verdict::total_width(c);
+        let fifo = hdl::instance("verdicts", &Fifo { depth: VERDICTS, width });
+        fifo.input.valid.set(io.verdict.valid);
+        fifo.input.data.set(io.verdict.data.to_bits());
+        io.verdict.ready.set(fifo.input.ready);
+        let arrived = Verdict::from_bits(c, fifo.output.data);
+        let parked = Memory::new("parked", misses, width).style("distributed");
+        let used = reg_init("used", misses, 0);
+        let retry = reg_init("retry", misses, 0);
+        let whose: Vec<Sig> = (0..misses).map(|i| reg(&format!("whose_{i}"), qp_bits)).collect();
+        // older entries of the same QP
+        let older: Vec<Sig> = (0..misses).map(|i| reg_init(&format!("older_{i}"), misses, 0)).collect();
+        let bits =
+            |each: &dyn Fn(usize) -> Sig| cat(&(0..misses as usize).rev().map(each).collect::<Vec<_>>());
+        let runnable =
+            bits(&|i| used.bit(i as u32) & retry.bit(i as u32) & older[i].none()).named("runnable");
+        let lowest = |of: Sig| {
+            let n: Vec<Sig> = (0..misses).map(|i| lit(index_width(misses), i.into())).collect();
+            (0..misses as usize).rev().fold(n[0], |rest, i| mux(of.bit(i as u32), n[i], rest))
+        };
+        let again_at = lowest(runnable).named("again_at");
+        let again = Verdict::from_bits(c, parked.read_now("again", again_at));
+        let one_hot = |index: Sig| lit(misses, 1) << index;
+
+        // rest: choose a packet
+        let phase = reg_init("phase", Phase::width(), Phase::Rest.code());
+        let to = |p: Phase| phase.set(p.code());
+        let at = |p: Phase| phase.eq(p.code());
+        let is = |v: &Verdict, a: Action| v.action.eq(a.code());
+        let resting = at(Phase::Rest).named("resting");
+        let fence_waits = fifo.output.valid & is(&arrived, Action::Fence);
+        let fence_held = (fence_waits & used.any()).named("fence_held");
+        let consumed = Stream::<WqeName>::wires(c, "consumed");
+        let from_miss = runnable.any();
+        let begin =
+            (resting & consumed.ready & (from_miss | (fifo.output.valid & !fence_held))).named("begins");
+        let chosen = again.or_else(c, from_miss, &arrived);
+        let v = Verdict::regs(c, "under_way");
+        let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
+        when(begin, || {
+            v.assign(&chosen);
+            missed.set(from_miss);
+            entry.set(again_at);
+            to(Phase::Words);
+        });
+        io.packet_address.set(chosen.qp);
+        let wqes = hdl::instance("wqes", &ReceiveWqes { config: c.clone() });
+        wqes.query.qp.set(chosen.qp);
+        wqes.query.index.set(chosen.wqe_index);
+
+        // words: go, park or discard
+        let words = at(Phase::Words).named("words");
+        let rights = QpRightsBits::unpack(io.rights_word);
+        let receives = QpState::ALL.iter().filter(|s| s.receives());
+        let receives =
+            any_of(&receives.map(|s| rights.state.eq(s.code())).collect::<Vec<_>>()) & rights.valid;
+        // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
+        let dead = reg_init("dead", c.qps, 0);
+        let is_dead = dead.bit_at(v.qp);
+        let (fence, send, write) = (is(&v, Action::Fence), is(&v, Action::Send), is(&v, Action::Write));
+        let holds = (send | write).named("holds_slot");
+        let discard = (!fence & (is_dead | !receives)).named("discard");
+        let same = bits(&|i| used.bit(i as u32) & whose[i].eq(v.qp)).named("same_qp");
+        let behind = !missed & same.any() & !fence;
+        let loads = send & v.length.any();
+        let missing = loads & !wqes.present & !wqes.failed;
+        let full = used.all();
+        let park = (words & !missed & !discard & (behind | missing) & !full).named("park");
+        // no entry free: look again, the parked ones go first
+        let stall = words & !missed & !discard & (behind | missing) & full;
+        let still = (words & missed & !discard & missing).named("still_missing");
+        let go = (words & !park & !stall & !still).named("go");
+        let unread = go & !discard & loads & wqes.failed;
+        fifo.output.ready.set(words & !missed & !stall);
+        wqes.missed_valid.set((park | still) & missing);
+        wqes.missed_qp.set(v.qp);
+
+        let sges = RECEIVE_WQE / 16;
+        let list = reg("list", RECEIVE_WQE * 8);
+        let count = reg("sges_left", index_width(sges + 1));
+        let total = reg("capacity", 34);
+        let needed = reg("needed", 34);
+        let skip = reg("skip", 32);
+        let rest = reg("rest", 14);
+        let at_byte = reg("at_byte", c.packet_address_bits());
+        let pd = reg("pd", 24);
+        let (fault, fault_syndrome, fault_status) =
+            (reg("fault", 1), reg("fault_syndrome", 8), reg("fault_status", 8));
+        let (lost, gone) = (reg("discarded", 1), reg("state_left", 1));
+        let sge_at = |i: u32| SgeBits::unpack(wqes.wqe.bits(i * 128, 128));
+        when(words, || {
+            list.set(wqes.wqe);
+            count.set(sges);
+            total.set(
+                (0..sges).map(|i| sge_at(i).length.extend(34)).reduce(|a, b| a + b).unwrap_or(lit(34, 0)),
+            );
+            needed.set(v.offset.extend(34) + v.length.extend(34));
+            skip.set(v.offset);
+            rest.set(v.length);
+            at_byte.set(v.address);
+            pd.set(rights.pd);
+            fault.set(unread);
+            fault_syndrome.set(0x63);
+            fault_status.set(status(WcStatus::LocQpOpErr));
+            lost.set(discard);
+            gone.set(!receives);
+            to(Phase::Rest);
+        });
+        when(go, || {
+            to(Phase::Push);
+            when(!discard & !unread & v.length.any(), || {
+                when(send, || to(Phase::Key));
+                when(write, || to(Phase::Emit));
+            });
+        });
+
+        // key: the SGE under the offset
+        let keying = at(Phase::Key).named("keying");
+        let sge = SgeBits::unpack(list.bits(0, 128));
+        let next_sge = || {
+            list.set(cat(&[lit(128, 0), list.bits(128, list.width() - 128)]));
+            count.set(count - 1);
+        };
+        io.mr_address.set(sge.lkey.bits(8, c.mr_bits()));
+        let too_short = (keying & (needed.gt(total) | count.none())).named("too_short");
+        let over = (keying & !too_short & skip.ge(sge.length)).named("skip_sge");
+        let left = sge.length - skip;
+        let piece = reg("piece", 14);
+        when(keying & !too_short & !over, || {
+            piece.set(mux(left.lt(rest.extend(32)), left.bits(0, 14), rest));
+            to(Phase::Emit);
+        });
+        when(over, || {
+            skip.set(skip - sge.length);
+            next_sge();
+        });
+        when(too_short, || {
+            fault.set(1);
+            fault_syndrome.set(0x61);
+            fault_status.set(status(WcStatus::LocLenErr));
+            to(Phase::Push);
+        });
+
+        // emit: a piece and what follows it
+        let emitting = at(Phase::Emit).named("emitting");
+        let entry_word = MrEntryBits::unpack(io.mr_word);
+        let va = sge.addr + skip.extend(64);
+        let rights_wanted = lit(8, u64::from(access::LOCAL_WRITE));
+        let judged = mr::judge(&entry_word, sge.lkey, va, piece.extend(32), pd, rights_wanted);
+        let beyond = sge.lkey.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any();
+        let bad_key = (emitting & send & (!judged.ok | beyond)).named("bad_key");
+        let length = mux(send, piece, rest);
+        let whole = length.eq(rest);
+        let payload = Stream::<PayloadWrite>::wires(c, "piece_out");
+        let finish = Stream::<Finish>::wires(c, "finish_in");
+        let write_piece = emitting & !bad_key;
+        payload.valid.set(write_piece & finish.ready);
+        payload.data.assign(&PayloadWrite {
+            iova: mux(send, judged.iova, v.iova),
+            length: length.bits(0, 13),
+            address: at_byte,
+            relaxed: mux(send, entry_word.relaxed_ordering, v.relaxed),
+        });
+        let payload_out = buffer("payload_fifo", c, 2, &payload);
+        io.payload.take(&payload_out);
+        let emitted = payload.moves();
+        when(emitted, || {
+            rest.set(rest - length);
+            at_byte.set(at_byte + length.resize(c.packet_address_bits()));
+            skip.set(0);
+            next_sge();
+            when(whole, || to(Phase::Rest)).otherwise(|| to(Phase::Key));
+        });
+        when(bad_key, || {
+            fault.set(1);
+            fault_syndrome.set(0x63);
+            fault_status.set(status(WcStatus::LocProtErr));
+            to(Phase::Push);
+        });
+
+        // push: a packet without (further) payload
+        let pushing = at(Phase::Push).named("pushing");
+        let naks = is(&v, Action::Nak) | fault;
+        let fatal = (is(&v, Action::Nak) & v.fatal) | fault;
+        finish.valid.set(pushing | (write_piece & payload.ready));
+        finish.data.assign(&Finish {
+            piece: emitting,
+            ends: pushing | whole,
+            kind: mux(
+                fence,
+                kind(Kind::Fence),
+                mux(
+                    lost,
+                    kind(Kind::Discard),
+                    mux(
+                        naks,
+                        kind(Kind::Nak),
+                        mux(is(&v, Action::Reack), kind(Kind::Reack), kind(Kind::Accept)),
+                    ),
+                ),
+            ),
+            qp: v.qp,
+            psn: v.psn,
+            ack_req: v.ack_req,
+            last: v.last,
+            fatal,
+            syndrome: mux(fault, fault_syndrome, v.syndrome),
+            holds,
+            slot: v.slot,
+            reports: mux(naks, fatal & (v.uses_wqe | fault), v.last & v.uses_wqe) & !lost,
+            status: mux(fault, fault_status, mux(naks, status(WcStatus::LocQpOpErr), lit(8, 0))),
+            wqe_index: v.wqe_index,
+            write,
+            byte_len: v.offset + v.length.extend(32),
+            imm: v.imm,
+            with_imm: v.with_imm & v.last & !naks,
+            solicited: v.solicited & !naks,
+        });
+        let pushed = (pushing & finish.ready).named("pushed");
+        when(pushed, || to(Phase::Rest));
+        let over_now = (pushed | (emitted & whole)).named("packet_over");
+        consumed.valid.set(over_now & !lost & !naks & v.uses_wqe & v.last & holds);
+        consumed.data.assign(&WqeName { qp: v.qp, index: v.wqe_index });
+        wqes.consumed.take(&consumed);
+
+        // refusals, one per packet
+        let refuse = (pushing & finish.ready & (fault | lost) & !fence).named("refuse");
+        io.count.valid.set(refuse);
+        io.count.index.set(mux(
+            lost,
+            mux(gone, reason(Reject::WrongQpState), reason(Reject::QpHalted)),
+            mux(
+                fault_syndrome.eq(0x61),
+                reason(Reject::ReceiveTooShort),
+                mux(
+                    fault_status.eq(status(WcStatus::LocProtErr)),
+                    reason(Reject::LkeyBad),
+                    reason(Reject::WqeFetchFailed),
+                ),
+            ),
+        ));
+
+        // the miss queue's book
+        let free_at = lowest(!used).named("free_at");
+        parked.write(park, free_at, v.to_bits());
+        let removed = one_hot(entry) & (over_now & missed).repeat(misses);
+        let added = one_hot(free_at) & park.repeat(misses);
+        used.set((used & !removed) | added);
+        for (i, (whose, older)) in whose.iter().zip(&older).enumerate() {
+            let mine = park & free_at.eq(i);
+            when(mine, || whose.set(v.qp));
+            older.set(mux(mine, same, *older) & !removed);
+        }
+        let news = bits(&|i| wqes.changed_valid & whose[i].eq(wqes.changed_qp));
+        let stale = one_hot(entry) & still.repeat(misses);
+        // a fence behind parked packets makes them look again: their QP may be gone
+        let pressed = (fence_held & resting & runnable.none()).repeat(misses);
+        retry.set((retry & !stale) | added | news | pressed);
+        let held = used.bits(0, 1).extend(8);
+        let held = (1..misses).fold(held, |sum, i| sum + used.bit(i).extend(8));
+        io.room.set((held + fifo.level.extend(8) + 2).le(u64::from(misses)));
+
+        // finish: in the order of the writes
+        let finish_word = buffer("finish_fifo", c, FINISHES, &finish);
+        let f = &finish_word.data;
+        let told = reg_init("told", 8, 0);
+        let step = reg_init("finish_step", 2, 0);
+        let wake_valid = reg_init("wake_valid_q", 1, 0);
+        let wake_qp = reg("wake_qp_q", qp_bits);
+        io.wake.valid.set(wake_valid);
+        io.wake.data.qp.set(wake_qp);
+        when(wake_valid & io.wake.ready, || wake_valid.set(0));
+        let f_rest = step.eq(0).named("finish_rests");
+        let here = finish_word.valid & (!f.piece | told.any());
+        let is_kind = |k: Kind| f.kind.eq(k.code());
+        let middle = f_rest & here & !f.ends;
+        let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained;
+        let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
+        let packet =
+            f_rest & here & f.ends & !is_kind(Kind::Fence) & !is_kind(Kind::Discard) & !io.initialise.valid;
+        io.finish_address.set(f.qp);
+
+        let old = Placed::from_bits(&(), io.placed_word);
+        let paid = Tx::from_bits(&(), io.tx_word).paid;
+        let queues = QpQueuesBits::unpack(io.finish_queues_word);
+        let accept = is_kind(Kind::Accept);
+        let unpaid_nak = old.tail_seq.ne(paid) & old.tail_syndrome.bits(5, 2).any();
+        let answers = mux(accept, f.ack_req, mux(is_kind(Kind::Reack), !unpaid_nak, hdl::high()));
+        let next = Placed::regs(&(), "placed");
+        let (tail, cqn) = (reg("tail_changes", 1), reg("cqn", c.cq_bits()));
+        let msn = old.msn + (accept & f.last).extend(PSN);
+        when(step.eq(1), || {
+            next.assign(&Placed { msn, ..old });
+            when(accept, || next.psn.set(f.psn));
+            when(answers, || {
+                next.tail_seq.set(old.tail_seq + 1);
+                next.tail_syndrome.set(mux(is_kind(Kind::Nak), f.syndrome, lit(8, ACK)));
+                next.tail_psn.set(mux(is_kind(Kind::Reack), old.psn, f.psn));
+                next.tail_msn.set(msn);
+            });
+            when(f.fatal, || next.halt.set(1));
+            tail.set(answers);
+            cqn.set(queues.recv_cqn.bits(0, c.cq_bits()));
+        });
+        let completion = Stream::<Completion>::wires(c, "completion_in");
+        let event = Stream::<Event>::wires(c, "event_in");
+        let can = completion.ready & event.ready & (!wake_valid | io.wake.ready);
+        let done = (step.eq(2) & can).named("finished");
+        completion.valid.set(done & f.reports);
+        completion.data.assign(&Completion {
+            cq: cqn,
+            qp: f.qp,
+            wqe_index: f.wqe_index,
+            opcode: mux(
+                f.write,
+                lit(8, u64::from(WcOpcode::RecvRdmaWithImm.code())),
+                lit(8, u64::from(WcOpcode::Recv.code())),
+            ),
+            status: f.status,
+            byte_len: f.byte_len,
+            imm: f.imm,
+            with_imm: f.with_imm,
+            solicited: f.solicited,
+        });
+        event.valid.set(done & f.fatal);
+        event.data.assign(&Event {
+            eq: lit(c.eq_bits(), 0),
+            kind: lit(8, u64::from(EventKind::Async.code())),
+            event: select(
+                f.syndrome.bits(0, 2),
+                &[AsyncEvent::QpFatal, AsyncEvent::QpReqErr, AsyncEvent::QpAccessErr, AsyncEvent::QpFatal]
+                    .map(|e| lit(8, u64::from(e.code()))),
+            ),
+            object: f.qp.extend(24),
+        });
+        let completions = buffer("completions", c, 4, &completion);
+        io.completion.take(&completions);
+        let events = buffer("events", c, 4, &event);
+        io.event.take(&events);
+        step.set(mux(f_rest, packet.extend(2), mux(step.eq(1), lit(2, 2), mux(done, lit(2, 0), step))));
+        when(done & tail, || {
+            wake_valid.set(1);
+            wake_qp.set(f.qp);
+        });
+        let pop = (middle | f_fence | f_discard | done).named("pop");
+        finish_word.ready.set(pop);
+        let spent = pop & f.piece;
+        when(io.written & !spent, || told.set(told + 1));
+        when(spent & !io.written, || told.set(told - 1));
+        io.release_valid.set((done | f_discard) & f.holds);
+        io.release_slot.set(f.slot);
+        io.fence_done.set(f_fence);
+        // reads stop for the fence from the moment it is behind the last parked packet
+        let fencing = reg_init("fencing", 1, 0);
+        when(pushed & fence, || fencing.set(1));
+        when(f_fence, || fencing.set(0));
+        wqes.hold.set(fencing);
+
+        // the own word, and a new start
+        let i = &io.initialise.data;
+        let clears = i.receive | i.reset;
+        let begin_anew = (f_rest & io.initialise.valid & clears & wqes.forget.ready).named("begin_anew");
+        io.initialise.ready.set(f_rest & (!clears | wqes.forget.ready));
+        wqes.forget.valid.set(f_rest & io.initialise.valid & clears);
+        wqes.forget.data.qp.set(i.qp);
+        let start = Placed::wires(&(), "start");
+        start.assign_zero();
+        let fresh = Placed { psn: i.rq_psn - 1, ..start };
+        io.placed_write.enable.set(begin_anew | done);
+        io.placed_write.address.set(mux(f_rest, i.qp, f.qp));
+        io.placed_write.data.set(mux(f_rest, fresh.to_bits(), next.to_bits()));
+        dead.set((dead | bit(over_now & fatal & !lost, v.qp)) & !bit(begin_anew, i.qp));
+
+        // receive WQEs: the rest of their ports
+        wqes.doorbell.take(&io.doorbell);
+        io.fetch_address.set(wqes.qp_address);
+        wqes.post_rq_word.set(io.post_rq_word);
+        wqes.queues_word.set(io.fetch_queues_word);
+        wqes.rights_word.set(io.fetch_rights_word);
+        io.read.take(&wqes.read);
+        wqes.data.assign(&io.read_data);
+        wqes.done.assign(&io.read_done);
+        io.stage_count.valid.set(wqes.fetches);
+        io.stage_count.index.set(lit(6, u64::from(StageCounter::WqeFetches.code())));
+        io.idle.set(
+            resting
+                & f_rest
+                & !fifo.output.valid
+                & used.none()
+                & !finish_word.valid
+                & !payload_out.valid
+                & !completions.valid
+                & !events.valid
+                & !wake_valid
+                & wqes.idle,
+        );
+    }
+}

@@ -1,0 +1,203 @@
+//! verify: is a whole frame a good RoCEv2 packet for this port?
+//!
+//! In: [`Parsed`], one frame per clock at most. Out, three clocks later: `done` with either `good` and its headers, or
+//! the `reject` that names why not. The first of the rejects below that holds is the one counted:
+//!
+//! ```text
+//! BufferFull (cut by the mac)   Runt (< 64)   BadFcs   Oversize   WrongDestinationMac   NotRoce (EtherType)
+//! BadIpHeader   NotRoce (protocol, port)   BadUdpLength   Runt (no BTH)   BadIcrc   BadTransportVersion   UnknownOpcode
+//! Runt (no room for the opcode's headers and pad)
+//! ```
+//! What the QP says about the packet is check's matter. UDP checksum, ToS and TTL are not looked at. Header fields that
+//! the opcode does not carry are zero.
+
+use crate::config::Config;
+use crate::flow::Headers;
+use crate::rx::parse::Parsed;
+use crate::tx::packetise::{BASE, opcode_is, sum16};
+use contract::Reject;
+use contract::opcode::Opcode;
+use contract::wire::{
+    AethBits, BthBits, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits, ROCE_PORT,
+    RethBits, UdpHeaderBits,
+};
+use hdl::{Bundle, Module, Ports, Sig, cat, delay, delay_init, lit, mux};
+
+/// Bytes of the shortest Ethernet frame, FCS included.
+const SHORTEST: u64 = 64;
+/// Ethernet header and FCS: what a frame is longer than its MTU.
+const ETHERNET: u64 = 18;
+/// IP total length of a packet of headers alone: IP, UDP, BTH, ICRC.
+const LEAST: u64 = 44;
+
+/// The stage.
+#[derive(Clone, Debug)]
+pub struct Verify(pub Config);
+
+/// Ports of [`Verify`].
+#[derive(Ports)]
+#[ports(Verify)]
+pub struct VerifyIo {
+    /// A frame is whole.
+    #[input]
+    pub valid: Sig,
+    /// The frame.
+    #[input]
+    pub parsed: Parsed,
+    /// The port's MAC address, first byte most significant.
+    #[input(48)]
+    pub port_mac: Sig,
+    /// Most bytes between Ethernet header and FCS.
+    #[input(16)]
+    pub port_mtu: Sig,
+    /// The judgement is here.
+    #[output]
+    pub done: Sig,
+    /// The packet is good.
+    #[output]
+    pub good: Sig,
+    /// Code of the `contract::Reject` if it is not.
+    #[output(6)]
+    pub reject: Sig,
+    /// Its headers; `address` and `slot` are zero, the packet buffer knows them.
+    #[output(c.0.clone())]
+    pub headers: Headers,
+    /// Where in the frame the payload begins.
+    #[output(7)]
+    pub payload_at: Sig,
+    /// The frame came whole and with the right FCS.
+    #[output]
+    pub intact: Sig,
+    /// Its bytes without FCS.
+    #[output(16)]
+    pub length: Sig,
+}
+
+/// An IPv4 address as a GID: `::ffff:a.b.c.d`.
+pub fn ipv4_gid(address: Sig) -> Sig {
+    cat(&[lit(96, 0xffff), address])
+}
+
+impl Module for Verify {
+    type Io = VerifyIo;
+    fn name(&self) -> String {
+        format!("verify_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        "Judges a whole frame by Ethernet, IPv4, UDP, BTH and ICRC.".into()
+    }
+    fn body(&self, io: &VerifyIo) {
+        let p = io.parsed;
+        let ethernet = EthernetHeaderBits::unpack(p.ethernet);
+        let ip = Ipv4HeaderBits::unpack(p.ip);
+        let udp = UdpHeaderBits::unpack(p.udp);
+
+        // 1: every question by itself
+        let total = ip.total_length;
+        let space = p.length - ETHERNET;
+        let ask = |name: &str, fails: Sig| delay(&format!("fails_{name}"), fails);
+        let cut = ask("cut", p.cut);
+        let runt = ask("runt", p.length.lt(SHORTEST));
+        let damaged = ask("fcs", p.damaged);
+        let oversize = ask("oversize", p.length.gt(io.port_mtu.extend(17) + ETHERNET));
+        let mac = ask("mac", ethernet.destination.ne(io.port_mac));
+        let ethertype = ask("ethertype", ethernet.ethertype.ne(u64::from(ETHERTYPE_IPV4)));
+        let fragment = ip.more_fragments | ip.fragment_offset.any();
+        let ip_shape = ip.version.ne(4) | ip.ihl.ne(5) | fragment | total.extend(17).gt(space);
+        let ip_shape = ask("ip", ip_shape);
+        let port = ip.protocol.ne(u64::from(IP_PROTOCOL_UDP)) | udp.destination_port.ne(u64::from(ROCE_PORT));
+        let port = ask("port", port);
+        let udp_length = ask("udp_length", udp.length.ne(total - 20));
+        let no_bth = ask("bth", total.lt(LEAST));
+        let icrc = ask("icrc", !p.icrc_good);
+        let words: Vec<Sig> = (0..10).map(|i| p.ip.bits(i * 16, 16)).collect();
+        let sums = [delay("sum_low", sum16(&words[..5])), delay("sum_high", sum16(&words[5..]))];
+        let bth = BthBits::unpack(delay("bth", p.bth));
+        let extension = delay("extension", p.extension);
+        let after_least = delay("after_least", total - LEAST);
+        let (source, destination) = (delay("source", ip.source), delay("destination", ip.destination));
+        let length = delay("length_1", (p.length - 4).bits(0, 16));
+
+        // 2: the opcode's headers, the IP checksum
+        let row = |f: fn(&contract::opcode::OpcodeRow) -> bool| opcode_is(bth.opcode, f);
+        let (reth, atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
+        let (deth, aeth) = (row(|r| r.headers.deth), row(|r| r.headers.aeth));
+        let imm = row(|r| r.headers.immdt || r.headers.ieth);
+        let mut sizes: Vec<usize> = Opcode::ALL.iter().map(|o| o.row().headers.bytes()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let extension_bytes = sizes.into_iter().fold(lit(6, 0), |all, n| {
+            let here = opcode_is(bth.opcode, |r| r.headers.bytes() == n);
+            all | mux(here, n as u64, lit(6, 0))
+        });
+        let spent = extension_bytes.extend(16) + bth.pad_count.extend(16);
+        let fields = RethBits::unpack(extension.bits(32, 128));
+        let acknowledge = AethBits::unpack(extension.bits(128, 32));
+        let addressed = reth | atomic;
+        let only = |condition: Sig, value: Sig| value & condition.repeat(value.width());
+        let immediate =
+            mux(reth, extension.bits(0, 32), mux(deth, extension.bits(64, 32), extension.bits(128, 32)));
+        let headers = Headers {
+            dest_qpn: bth.dest_qp,
+            opcode: bth.opcode,
+            solicited: bth.solicited,
+            ack_req: bth.ack_req,
+            pad: bth.pad_count,
+            pkey: bth.pkey,
+            psn: bth.psn,
+            source_gid: ipv4_gid(source),
+            dest_gid: ipv4_gid(destination),
+            va: only(addressed, fields.va),
+            rkey: only(addressed, fields.rkey),
+            dma_length: only(reth, fields.dma_length),
+            syndrome: only(aeth, acknowledge.syndrome),
+            msn: only(aeth, acknowledge.msn),
+            imm: only(imm, immediate).swap_bytes(),
+            address: lit(self.0.packet_address_bits(), 0),
+            length: (after_least - spent).bits(0, 14),
+            slot: lit(self.0.packet_slot_bits(), 0),
+        };
+        let sum = sums[0].extend(18) + sums[1].extend(18);
+        let folded = sum.bits(0, 16).extend(17) + sum.bits(16, 2).extend(17);
+        let checksum = folded.bits(0, 16) + folded.bit(16).extend(16);
+        let fails = [
+            (cut, Reject::BufferFull),
+            (runt, Reject::Runt),
+            (damaged, Reject::BadFcs),
+            (oversize, Reject::Oversize),
+            (mac, Reject::WrongDestinationMac),
+            (ethertype, Reject::NotRoce),
+            (ip_shape | checksum.ne(0xffff), Reject::BadIpHeader),
+            (port, Reject::NotRoce),
+            (udp_length, Reject::BadUdpLength),
+            (no_bth, Reject::Runt),
+            (icrc, Reject::BadIcrc),
+            (bth.version.any(), Reject::BadTransportVersion),
+            (!row(|_| true), Reject::UnknownOpcode),
+            (after_least.lt(spent), Reject::Runt),
+        ];
+
+        // 3: the first that holds
+        let fails =
+            std::array::from_fn::<_, 14, _>(|i| (delay(&format!("fail_{i}"), fails[i].0), fails[i].1));
+        let reject = fails
+            .iter()
+            .rev()
+            .fold(lit(6, 0), |rest, (fail, reject)| mux(*fail, u64::from(reject.code()), rest));
+        let good = !hdl::any_of(&fails.map(|f| f.0));
+        let kept = Headers::regs(&self.0, "kept");
+        kept.assign(&headers);
+        let out = Headers::regs(&self.0, "judged");
+        out.assign(&kept);
+        io.headers.assign(&out);
+        let payload_at = delay("payload_at_2", extension_bytes.extend(7) + u64::from(BASE));
+        io.payload_at.set(delay("payload_at_3", payload_at));
+        io.good.set(delay("is_good", good));
+        io.reject.set(delay("first_reject", reject));
+        let intact = delay("intact_2", !(cut | runt | damaged));
+        io.intact.set(delay("intact_3", intact));
+        io.length.set(delay("length_3", delay("length_2", length)));
+        let valid = delay_init("valid_2", delay_init("valid_1", io.valid));
+        io.done.set(delay_init("valid_3", valid));
+    }
+}

@@ -1,0 +1,383 @@
+//! fetch: a turn in, the WQE under the QP's cursor out, read ahead from host memory.
+//!
+//! ```text
+//!         clock 0 addresses   1 words, tags here   2 compare tags   3.. reads, one per clock
+//! Turn ----------------------------------------------------\------> WorkItem
+//!                                                           \-----> ReadRequest (client Fetch)
+//! ReadDone -> FIFO -> tag of the slot -> wake
+//! ```
+//! Each QP has `wqe_slots` slots of `wqe_bytes` on chip; WQE i lies in slot i modulo the slots, under a tag {state,
+//! index}. A turn looks at the cursor (segment's; acknowledge's una triple while a rewind is not yet obeyed): if that
+//! WQE is on chip the `WorkItem` carries it, else it says `present` = 0 (a response may still be owed) and the WQE is
+//! read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn. The end of
+//! a read wakes the QP.
+//!
+//! Promises: never two reads pending into one slot; at most [`OUTSTANDING`] reads pending; no read for a QP that is
+//! neither RTS nor SQD, so after the fence and the change of state host memory is left alone; a WQE whose QP was reset
+//! while its read was pending is thrown away on arrival. A failed read is delivered as such (`failed`) and not tried again
+//! until the QP is reset. The fence token waits until no read is pending, then passes.
+//!
+//! Throughput: a turn per 4 clocks when at most one WQE is to be read, one clock more for each further one; the end of a
+//! read and an initialisation cost 3 clocks each; after reset the tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE
+//! under the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and
+//! its QP is woken to try again.
+
+use crate::config::Config;
+use crate::flow::{ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem};
+use crate::prim::fifo::{Fifo, buffer};
+use crate::qp::{INDEX, Initialise, Requester, Tx};
+use contract::QpState;
+use contract::context::{QpQueuesBits, QpRightsBits};
+use hdl::{
+    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, instance, lit, mux, reg, reg_init,
+    select, when,
+};
+
+/// Reads pending at once over all QPs.
+pub const OUTSTANDING: u32 = 16;
+
+/// State of a slot, in its tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Slot {
+    /// Nothing.
+    Empty = 0,
+    /// A read is pending.
+    Pending = 1,
+    /// The WQE of the tag's index.
+    Present = 2,
+    /// Its read failed.
+    Failed = 3,
+    /// A read is pending whose QP was reset.
+    Doomed = 4,
+}
+const SLOT_STATE: u32 = 3;
+
+/// A [`WorkItem`] without the WQE.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+struct Known {
+    #[shape(c.qp_bits())]
+    qp: Sig,
+    fence: Sig,
+    present: Sig,
+    failed: Sig,
+    #[shape(INDEX)]
+    producer: Sig,
+}
+
+/// What the phases work on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Job {
+    Turn = 0,
+    Done = 1,
+    Initialise = 2,
+}
+
+/// The fetch stage.
+#[derive(Clone, Debug)]
+pub struct Fetch(pub Config);
+
+/// Ports of [`Fetch`].
+#[derive(Ports)]
+#[ports(Fetch)]
+pub struct FetchIo {
+    /// Turns.
+    #[sink(c.0.clone())]
+    pub turn: Stream<Turn>,
+    /// Forgets the WQEs of a QP (`reset`).
+    #[sink(c.0.clone())]
+    pub initialise: Stream<Initialise>,
+    /// QP whose words are wanted in the next clock.
+    #[output(c.0.qp_bits())]
+    pub read_qp: Sig,
+    /// `tx` of that QP.
+    #[input(Tx::total_width(&()))]
+    pub tx_word: Sig,
+    /// `requester` of that QP.
+    #[input(Requester::total_width(&()))]
+    pub requester_word: Sig,
+    /// Producer of that QP's send queue.
+    #[input(INDEX)]
+    pub post_sq_word: Sig,
+    /// Rights line of that QP.
+    #[input(256)]
+    pub rights_word: Sig,
+    /// Queues line of that QP.
+    #[input(256)]
+    pub queues_word: Sig,
+    /// To segment.
+    #[source(c.0.clone())]
+    pub work: Stream<WorkItem>,
+    /// Reads of WQEs. Address: QP, slot, byte. Id: QP, slot.
+    #[source]
+    pub request: Stream<ReadRequest>,
+    /// Data of all clients.
+    #[input(c.0.clone())]
+    pub read_data: ReadData,
+    /// Ends of reads of all clients.
+    #[input]
+    pub read_done: ReadDone,
+    /// A WQE arrived.
+    #[output(c.0.clone())]
+    pub wake: WakePulse,
+    /// Pulse: a WQE read was requested.
+    #[output]
+    pub fetched: Sig,
+    /// Pulse: a turn waits for segment or for room in `request`.
+    #[output]
+    pub stall: Sig,
+    /// Nothing inside, no read pending.
+    #[output]
+    pub idle: Sig,
+}
+
+impl Module for Fetch {
+    type Io = FetchIo;
+    fn name(&self) -> String {
+        format!("fetch_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        format!("Turns to WQEs: {} slots of {} bytes per QP, read ahead.", self.0.wqe_slots, self.0.wqe_bytes)
+    }
+    fn body(&self, io: &FetchIo) {
+        let c = &self.0;
+        let slots = c.wqe_slots;
+        let (slot_bits, byte_bits) = (index_width(slots), index_width(c.wqe_bytes));
+        assert!(
+            c.qp_bits() + slot_bits + byte_bits <= crate::flow::READ_ADDRESS,
+            "WQE memory exceeds addresses"
+        );
+        assert!(c.qp_bits() + slot_bits <= crate::flow::READ_ID, "WQE slots exceed read ids");
+        let state = |s: Slot| lit(SLOT_STATE, s as u64);
+
+        // the WQE memory: written by lanes, read whole
+        let beats = c.wqe_bytes / c.data_bytes;
+        let memory = Memory::with_lanes("wqes", c.qps * slots, c.wqe_bytes * 8, 8);
+        let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Fetch as u64);
+        let lanes: Vec<Sig> = (0..beats)
+            .rev()
+            .map(|b| {
+                let beat = io.read_data.address.bits(c.lane_bits(), byte_bits - c.lane_bits());
+                io.read_data.lanes & beat.eq(b).repeat(c.data_bytes)
+            })
+            .collect();
+        memory.write_lanes(
+            arriving,
+            io.read_data.address.bits(byte_bits, memory.address_width()),
+            io.read_data.data.repeat(beats),
+            cat(&lanes),
+        );
+
+        // ends of reads wait here: no more than reads pending
+        let id_bits = c.qp_bits() + slot_bits;
+        let ended = instance("ended", &Fifo { depth: OUTSTANDING, width: id_bits + 1 });
+        ended.input.valid.set(io.read_done.valid & io.read_done.client.eq(ReadClient::Fetch as u64));
+        ended.input.data.set(cat(&[io.read_done.failed, io.read_done.id.bits(0, id_bits)]));
+        let done_failed = ended.output.data.msb();
+        let done_qp = ended.output.data.bits(slot_bits, c.qp_bits());
+        let done_slot = ended.output.data.bits(0, slot_bits);
+
+        let request = Stream::<ReadRequest>::wires(&(), "read");
+        io.request.take(&buffer("request_fifo", &(), 2, &request));
+
+        let phase = reg_init("phase", 2, 0);
+        let job = reg_init("job", 2, Job::Turn as u64);
+        let pending = reg_init("pending", index_width(OUTSTANDING) + 1, 0);
+
+        // clock 0: ends first (they free slots), then initialisation, then turns
+        let take_done = ended.output.valid;
+        let take_init = !take_done & io.initialise.valid;
+        let fence_ready = pending.none();
+        let take_turn = !take_done & !take_init & io.turn.valid & (!io.turn.data.fence | fence_ready);
+        // after reset the tags are cleared, one QP per clock: what they say of pending reads is void
+        let sweep = reg_init("sweep", c.qp_bits() + 1, 0);
+        let sweeping = !sweep.msb();
+        when(sweeping, || sweep.set(sweep + 1));
+        let at_rest = (phase.eq(0) & !sweeping).named("at_rest");
+        let qp = reg("qp", c.qp_bits());
+        let qp_now =
+            mux(take_done, done_qp, mux(take_init, io.initialise.data.qp, io.turn.data.qp)).named("qp_now");
+        let reading = mux(at_rest, qp_now, qp).named("reading");
+        io.read_qp.set(reading);
+        when(at_rest & (take_done | take_init | take_turn), || {
+            phase.set(1);
+            qp.set(qp_now);
+            when(take_done, || job.set(Job::Done as u64))
+                .elif(take_init, || job.set(Job::Initialise as u64))
+                .otherwise(|| job.set(Job::Turn as u64));
+        });
+
+        // clock 1
+        let line_bits = slots * (SLOT_STATE + INDEX);
+        let tags = Memory::new("tags", c.qps, line_bits);
+        let tag_word = tags.read("tag_word", at_rest, reading);
+        let tx = Tx::from_bits(&(), io.tx_word);
+        let requester = Requester::from_bits(&(), io.requester_word);
+        let arrives = phase.eq(1);
+        let keep = |name: &str, value: Sig| {
+            let r = reg(name, value.width());
+            when(arrives, || r.set(value));
+            r
+        };
+        let cursor = keep("cursor", mux(tx.epoch.ne(requester.epoch), requester.una_wqe, tx.cursor_wqe));
+        let producer = keep("producer", io.post_sq_word);
+        let queues = QpQueuesBits::unpack(keep("queues_line", io.queues_word));
+        let rights_now = QpRightsBits::unpack(io.rights_word);
+        let may_read = keep(
+            "may_read",
+            rights_now.valid
+                & (rights_now.state.eq(QpState::Rts as u64) | rights_now.state.eq(QpState::Sqd as u64)),
+        );
+        let line = keep("tag_line", tag_word);
+        when(arrives, || phase.set(2));
+        let field = |slot: u32| line.bits(slot * (SLOT_STATE + INDEX), SLOT_STATE + INDEX);
+        let slot_state = |slot: u32| field(slot).bits(INDEX, SLOT_STATE);
+        let slot_index = |slot: u32| field(slot).bits(0, INDEX);
+
+        // clock 2: per slot, the index that belongs there now
+        let posted = (producer - cursor).named("posted");
+        let wanted: Vec<Sig> = (0..slots)
+            .map(|slot| {
+                let ahead = lit(slot_bits, u64::from(slot)) - cursor.bits(0, slot_bits);
+                cursor + ahead.extend(INDEX)
+            })
+            .collect();
+        let here: Vec<Sig> = (0..slots)
+            .map(|s| {
+                let settled = slot_state(s).eq(Slot::Present as u64) | slot_state(s).eq(Slot::Failed as u64);
+                settled & slot_index(s).eq(wanted[s as usize])
+            })
+            .collect();
+        let missing: Vec<Sig> = (0..slots)
+            .map(|s| {
+                let free = slot_state(s).ne(Slot::Pending as u64) & slot_state(s).ne(Slot::Doomed as u64);
+                free & !here[s as usize] & (wanted[s as usize] - cursor).lt(posted) & may_read
+            })
+            .collect();
+        let cursor_slot = cursor.bits(0, slot_bits);
+        let is_turn = job.eq(Job::Turn as u64);
+        let fence = reg("fence", 1);
+        when(at_rest, || fence.set(io.turn.data.fence));
+
+        let work_valid = reg_init("item_valid", 1, 0);
+        let work = Known::regs(c, "item");
+        let free = !work_valid | io.work.ready;
+        let emits = (phase.eq(2) & is_turn & free).named("emits");
+        io.work.valid.set(work_valid);
+        io.work.data.assign(&WorkItem {
+            qp: work.qp,
+            fence: work.fence,
+            present: work.present,
+            failed: work.failed,
+            producer: work.producer,
+            // the memory's own output register holds it
+            wqe: memory.read("wqe", emits, cat(&[qp, cursor_slot])),
+        });
+        when(io.work.ready, || work_valid.set(0));
+        let need = reg("need", slots);
+        when(emits, || {
+            work_valid.set(1);
+            work.qp.set(qp);
+            work.fence.set(fence);
+            work.present.set(select(cursor_slot, &here) & posted.any() & !fence);
+            work.failed.set(select(
+                cursor_slot,
+                &(0..slots).map(|s| slot_state(s).eq(Slot::Failed as u64)).collect::<Vec<_>>(),
+            ));
+            work.producer.set(producer);
+            let missing: Vec<Sig> = missing.iter().rev().copied().collect();
+            need.set(cat(&missing));
+            phase.set(mux(fence, lit(2, 0), lit(2, 3)));
+        });
+        io.turn.ready.set(at_rest & take_turn);
+
+        // clock 3 and on: one read per clock, the cursor's first. Tags are written at the end.
+        let issuing = phase.eq(3);
+        let order: Vec<Sig> =
+            (0..slots).map(|ahead| cursor_slot + lit(slot_bits, u64::from(ahead))).collect();
+        let mut chosen = order[slots as usize - 1];
+        for slot in order.iter().rev().skip(1) {
+            chosen = mux(need.bit_at(*slot), *slot, chosen);
+        }
+        let chosen = chosen.named("chosen");
+        let urgent = need.bit_at(cursor_slot);
+        let full = pending.ge(OUTSTANDING);
+        let room = request.ready & !full;
+        let issue = (issuing & need.any() & room).named("issue");
+        let index = select(chosen, &wanted);
+        let shift = queues.sq_log_stride;
+        let within = index & ((lit(INDEX, 1) << queues.sq_log_depth) - 1);
+        let log_bytes = u64::from(byte_bits);
+        request.valid.set(issue);
+        request.data.assign(&ReadRequest {
+            iova: queues.sq_base + (within.extend(64) << shift),
+            length: mux(shift.ge(log_bytes), lit(13, u64::from(c.wqe_bytes)), lit(13, 1) << shift),
+            address: cat(&[qp, chosen, lit(byte_bits, 0)]).extend(crate::flow::READ_ADDRESS),
+            id: cat(&[qp, chosen]).extend(crate::flow::READ_ID),
+        });
+        io.fetched.set(issue);
+        let this = cat(&(0..slots).rev().map(|s| chosen.eq(s)).collect::<Vec<_>>());
+        let issued = reg("issued", slots);
+        let issued_now = issued | (this & issue.repeat(slots));
+        let left = need & !(this & issue.repeat(slots));
+        let waits = urgent & !full & !request.ready;
+        let over = (issuing & !(left.any() & (room | waits))).named("over");
+        // ends of reads are served between turns: a turn that needs one to go on comes again
+        let retry = issuing & urgent & full;
+        when(phase.eq(2), || issued.set(0));
+        when(issuing, || {
+            need.set(left);
+            issued.set(issued_now);
+            when(over, || phase.set(0));
+        });
+        io.stall.set((phase.eq(2) & is_turn & !free) | (issuing & waits));
+
+        // tags: one writer
+        let new_line: Vec<Sig> = (0..slots)
+            .rev()
+            .map(|s| {
+                let was = slot_state(s);
+                let busy = was.eq(Slot::Pending as u64) | was.eq(Slot::Doomed as u64);
+                let reset = mux(busy, state(Slot::Doomed), state(Slot::Empty));
+                let arrived = mux(
+                    was.eq(Slot::Doomed as u64),
+                    state(Slot::Empty),
+                    mux(done_failed, state(Slot::Failed), state(Slot::Present)),
+                );
+                let requested = issued_now.bit(s);
+                let next_state = mux(
+                    job.eq(Job::Initialise as u64),
+                    reset,
+                    mux(
+                        job.eq(Job::Done as u64),
+                        mux(done_slot.eq(s), arrived, was),
+                        mux(requested, state(Slot::Pending), was),
+                    ),
+                );
+                let next_index = mux(is_turn & requested, wanted[s as usize], slot_index(s));
+                cat(&[next_state, next_index])
+            })
+            .collect();
+        let settling = phase.eq(2) & job.eq(Job::Done as u64);
+        let clearing = phase.eq(2) & job.eq(Job::Initialise as u64);
+        let tag_changes =
+            settling | (clearing & io.initialise.data.reset) | (over & issued_now.any()) | sweeping;
+        tags.write(
+            tag_changes,
+            mux(sweeping, sweep.bits(0, c.qp_bits()), qp),
+            cat(&new_line) & !sweeping.repeat(line_bits),
+        );
+        when(settling | clearing, || phase.set(0));
+        ended.output.ready.set(settling);
+        io.initialise.ready.set(clearing);
+        io.wake.valid.set(settling | retry);
+        io.wake.qp.set(qp);
+        pending.set(pending + issue.extend(pending.width()) - settling.extend(pending.width()));
+
+        io.idle.set(
+            at_rest
+                & pending.none()
+                & !any_of(&[io.turn.valid, io.initialise.valid, work_valid, io.request.valid]),
+        );
+    }
+}

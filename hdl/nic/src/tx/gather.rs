@@ -1,0 +1,379 @@
+//! gather: payload from host memory into the transmit buffer, one frame after the other handed on when complete.
+//!
+//! ```text
+//! Segment > rights, room > SGE walk > MR word > judge > ReadRequest
+//!  clock       0      1      2..         +1       +2
+//!                    slot ring:  free <= out <= tail
+//! ReadDone > slot complete, oldest first > TransmitSlot (or Fault) > `sent` > room freed, oldest first
+//! ```
+//! A frame reserves a slot and, before its first read, all of its room in the buffer ring: payload byte 0 lies in the
+//! lane in which the headers end, so packetise joins both without a shift. Its part `offset..offset + length` of the SGE
+//! list is cut into pieces, at most one per SGE, each judged by its L_Key and read. Reads end in any order; frames leave in
+//! order, and only complete (contract 11).
+//!
+//! What goes wrong drops this frame alone and tells acknowledge which WQE failed with which status: a key that is unknown,
+//! stale, of another PD or out of bounds, LOC_PROT_ERR; SGEs that end before the message, LOC_LEN_ERR; a failed
+//! read, LOC_PROT_ERR. The slot is freed only when all of its reads are over. The fence token takes a slot and leaves in
+//! order, when all frames before it are out.
+//!
+//! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
+//! bytes included.
+//!
+//! Throughput: 4 + (SGEs walked) clocks per packet, 2 for one without payload; across QPs and within one. Latency from
+//! Segment to first read: 5 clocks (with the FIFO). Back-pressure: no slot, no room, `request`; `slot`, `fault`.
+
+use crate::config::Config;
+use crate::flow::{
+    Count, Fault, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest, Segment,
+    TransmitSlot,
+};
+use crate::mr::judge;
+use crate::prim::fifo::Fifo;
+use crate::qp::INDEX;
+use contract::context::{MrEntryBits, QpRightsBits};
+use contract::ring::SgeBits;
+use contract::{Opcode, Reject, WcStatus};
+use hdl::{
+    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, instance, lit, mux, reg, reg_init,
+    select, when,
+};
+
+/// Bytes of Ethernet, IPv4, UDP and BTH.
+pub const HEADERS: u32 = 14 + 20 + 8 + 12;
+
+/// The gather stage.
+#[derive(Clone, Debug)]
+pub struct Gather(pub Config);
+
+/// Ports of [`Gather`].
+#[derive(Ports)]
+#[ports(Gather)]
+pub struct GatherIo {
+    /// Packets of segment's `data`.
+    #[sink(c.0.clone())]
+    pub segment: Stream<Segment>,
+    /// QP whose rights line is wanted in the next clock.
+    #[output(c.0.qp_bits())]
+    pub read_qp: Sig,
+    /// It.
+    #[input(256)]
+    pub rights_word: Sig,
+    /// MR that is wanted in the next clock.
+    #[output(c.0.mr_bits())]
+    pub read_mr: Sig,
+    /// It.
+    #[input(256)]
+    pub mr_word: Sig,
+    /// Reads of payload. Id: the transmit slot.
+    #[source]
+    pub request: Stream<ReadRequest>,
+    /// Ends of reads of all clients.
+    #[input]
+    pub read_done: ReadDone,
+    /// Frames whose payload is in the buffer, and the fence.
+    #[source(c.0.clone())]
+    pub slot: Stream<TransmitSlot>,
+    /// Pulse: packetise has read the payload of the oldest frame taken.
+    #[input]
+    pub sent: Sig,
+    /// WQEs that cannot be sent.
+    #[source(c.0.clone())]
+    pub fault: Stream<Fault>,
+    /// Dropped frames by reason.
+    #[output]
+    pub count: Count,
+    /// Pulse: a packet waits for a slot, room or `request`.
+    #[output]
+    pub stall: Sig,
+    /// Nothing inside, all room free.
+    #[output]
+    pub idle: Sig,
+}
+
+/// What is kept of a frame under way.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+struct Frame {
+    #[shape(c.clone())]
+    packet: PacketFields,
+    #[shape(c.transmit_address_bits())]
+    address: Sig,
+    #[shape(c.transmit_address_bits() - c.lane_bits() + 1)]
+    words: Sig,
+    #[shape(INDEX)]
+    wqe_index: Sig,
+}
+
+/// A piece of payload within one SGE.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+struct Piece {
+    #[shape(64)]
+    va: Sig,
+    #[shape(32)]
+    key: Sig,
+    #[shape(13)]
+    length: Sig,
+    #[shape(c.transmit_address_bits())]
+    address: Sig,
+}
+
+/// Lane in which the payload of a packet with this BTH opcode starts.
+fn first_lane(c: &Config, opcode: Sig) -> Sig {
+    let is = |some: &[Opcode]| any_of(&some.iter().map(|o| opcode.eq(*o as u64)).collect::<Vec<_>>());
+    let reth = is(&[Opcode::RcWriteFirst, Opcode::RcWriteOnly, Opcode::RcWriteOnlyImm]);
+    let imm =
+        is(&[Opcode::RcSendLastImm, Opcode::RcSendOnlyImm, Opcode::RcWriteLastImm, Opcode::RcWriteOnlyImm]);
+    let lane = |extension: u32| lit(c.lane_bits(), u64::from((HEADERS + extension) % c.data_bytes));
+    mux(reth, mux(imm, lane(20), lane(16)), mux(imm, lane(4), lane(0)))
+}
+
+impl Module for Gather {
+    type Io = GatherIo;
+    fn name(&self) -> String {
+        format!("gather_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        format!(
+            "Payload reads for up to {} frames in {} bytes.",
+            self.0.transmit_slots, self.0.transmit_buffer_bytes
+        )
+    }
+    fn body(&self, io: &GatherIo) {
+        let c = &self.0;
+        let n = c.transmit_slots;
+        let slot_bits = c.transmit_slot_bits();
+        assert!(
+            slot_bits <= READ_ID && c.transmit_address_bits() <= READ_ADDRESS,
+            "transmit buffer too large"
+        );
+        let lane_bits = c.lane_bits();
+        let word_bits = c.transmit_address_bits() - lane_bits;
+        let ring_words = c.transmit_buffer_bytes / c.data_bytes;
+        let segment = &io.segment.data;
+        let one = |valid: Sig, slot: Sig| (valid.extend(n) << slot).resize(n);
+
+        // the slot ring
+        let (tail, out, free) = (
+            reg_init("tail", slot_bits + 1, 0),
+            reg_init("out", slot_bits + 1, 0),
+            reg_init("free", slot_bits + 1, 0),
+        );
+        let number = |pointer: Sig| pointer.bits(0, slot_bits);
+        let frames = Memory::new("frames", n, Frame::total_width(c)).style("distributed");
+        let leaving = Frame::from_bits(c, frames.read_now("leaving", number(out)));
+        let freeing = Frame::from_bits(c, frames.read_now("freeing", number(free)));
+        let (tail_word, used) =
+            (reg_init("tail_word", word_bits, 0), reg_init("used_words", word_bits + 1, 0));
+
+        // clock 0: where and how much
+        let phase = reg_init("phase", 2, 0);
+        io.read_qp.set(segment.qp);
+        let lane = first_lane(c, segment.opcode);
+        let bytes = lane.extend(14) + segment.length.extend(14) + u64::from(c.data_bytes - 1);
+        let words = mux(
+            segment.length.any() & !segment.fence,
+            bytes.bits(lane_bits, 14 - lane_bits).resize(word_bits + 1),
+            lit(word_bits + 1, 0),
+        );
+        let (need, lane) = (
+            {
+                let r = reg("need_words", word_bits + 1);
+                when(phase.eq(0), || r.set(words));
+                r
+            },
+            {
+                let r = reg("lane", lane_bits);
+                when(phase.eq(0), || r.set(lane));
+                r
+            },
+        );
+        when(phase.eq(0) & io.segment.valid, || phase.set(1));
+
+        // clock 1: reserve
+        let slot_free = !(tail - free).msb();
+        let room = (used.extend(word_bits + 2) + need.extend(word_bits + 2)).le(ring_words);
+        let reserve = (phase.eq(1) & slot_free & room).named("reserve");
+        let pays = segment.length.any() & !segment.fence;
+        let pd = reg("pd", 24);
+        let current = reg("current", slot_bits);
+        let (index, skip, remain, at) = (
+            reg("sge_index", index_width(c.sges)),
+            reg("skip", 32),
+            reg("remain", 13),
+            reg("at", c.transmit_address_bits()),
+        );
+        let address = cat(&[tail_word, lane]);
+        let frame = Frame {
+            packet: PacketFields {
+                qp: segment.qp,
+                fence: segment.fence,
+                opcode: segment.opcode,
+                psn: segment.psn,
+                ack_req: segment.ack_req,
+                solicited: segment.solicited,
+                syndrome: segment.syndrome,
+                msn: segment.msn,
+                va: segment.va,
+                rkey: segment.rkey,
+                dma_length: segment.dma_length,
+                imm: segment.imm,
+                length: segment.length,
+            },
+            address,
+            words: need,
+            wqe_index: segment.wqe_index,
+        };
+        frames.write(reserve, number(tail), frame.to_bits());
+        when(reserve, || {
+            tail.set(tail + 1);
+            tail_word.set(tail_word + need.bits(0, word_bits));
+            pd.set(QpRightsBits::unpack(io.rights_word).pd);
+            current.set(number(tail));
+            index.set(0);
+            skip.set(segment.offset);
+            remain.set(segment.length);
+            at.set(address);
+            phase.set(mux(pays, lit(2, 2), lit(2, 0)));
+        });
+
+        // clock 2 and on: one SGE per clock; three pieces may be under way to a FIFO of 4
+        let fifo = instance("request_fifo", &Fifo { depth: 4, width: ReadRequest::total_width(&()) });
+        io.request.valid.set(fifo.output.valid);
+        io.request.data.assign(&ReadRequest::from_bits(&(), fifo.output.data));
+        fifo.output.ready.set(io.request.ready);
+        let step = (phase.eq(2) & fifo.level.lt(2)).named("step");
+        let list: Vec<Sig> = (0..c.sges).map(|i| segment.sges.bits(i * 128, 128)).collect();
+        let sge = SgeBits::unpack(select(index, &list).named("sge"));
+        let inside = skip.lt(sge.length);
+        let available = sge.length - skip;
+        let takes = mux(available.lt(remain.extend(32)), available.bits(0, 13), remain).named("takes");
+        let left = mux(inside, remain - takes, remain).named("left");
+        let ends = left.none() | index.eq(c.sges - 1);
+        let piece = Piece::regs(c, "piece");
+        let piece_valid = reg_init("piece_valid", 1, 0);
+        piece_valid.set(step & inside);
+        io.read_mr.set(sge.lkey.bits(8, c.mr_bits()));
+        when(step, || {
+            piece.assign(&Piece {
+                va: sge.addr + skip.extend(64),
+                key: sge.lkey,
+                length: takes,
+                address: at,
+            });
+            index.set(index + 1);
+            skip.set(mux(inside, lit(32, 0), skip - sge.length));
+            remain.set(left);
+            when(inside, || at.set((at.extend(16) + takes.extend(16)).bits(0, at.width())));
+            when(ends, || phase.set(3));
+        });
+        let short = step & ends & left.any();
+
+        // the MR's word is here
+        let judged = Piece::regs(c, "judged");
+        let judged_valid = reg_init("judged_valid", 1, 0);
+        let entry = reg("mr_entry", 256);
+        judged_valid.set(piece_valid);
+        when(piece_valid, || {
+            judged.assign(&piece);
+            entry.set(io.mr_word);
+        });
+
+        // judge and ask
+        let access = judge(
+            &MrEntryBits::unpack(entry),
+            judged.key,
+            judged.va,
+            judged.length.extend(32),
+            pd,
+            lit(8, 0),
+        );
+        let key_bits = 8 + c.mr_bits();
+        let ok = if key_bits < 32 {
+            access.ok & judged.key.bits(key_bits, 32 - key_bits).none()
+        } else {
+            access.ok
+        };
+        let asks = (judged_valid & ok).named("asks");
+        fifo.input.valid.set(asks);
+        fifo.input.data.set(
+            ReadRequest {
+                iova: access.iova,
+                length: judged.length,
+                address: judged.address.extend(READ_ADDRESS),
+                id: current.extend(READ_ID),
+            }
+            .to_bits(),
+        );
+        let closes = (phase.eq(3) & !piece_valid).named("closes");
+        when(closes, || phase.set(0));
+        io.segment.ready.set(closes | (reserve & !pays));
+
+        // what is known of each slot
+        let ended = io.read_done.valid & io.read_done.client.eq(ReadClient::Gather as u64);
+        let ended_slot = io.read_done.id.bits(0, slot_bits);
+        let count_bits = index_width(c.sges + 1);
+        let (more, fewer) = (one(asks, current), one(ended, ended_slot));
+        let waits: Vec<Sig> = (0..n)
+            .rev()
+            .map(|i| {
+                let count = reg_init(&format!("reads_{i}"), count_bits, 0);
+                count.set(count + more.bit(i).extend(count_bits) - fewer.bit(i).extend(count_bits));
+                count.any()
+            })
+            .collect();
+        let waits = cat(&waits);
+        let fresh = one(reserve, number(tail));
+        let flag = |name: &str, set: Sig| {
+            let r = reg_init(name, n, 0);
+            r.set((r & !fresh) | set);
+            r
+        };
+        let closed = flag("closed", one(closes, current) | one(reserve & !pays, number(tail)));
+        let bad_key = flag("bad_key", one(judged_valid & !ok, current));
+        let too_short = flag("too_short", one(short, current));
+        let broken = flag("broken", one(ended & io.read_done.failed, ended_slot));
+
+        // the oldest frame not yet out
+        let at_out = |set: Sig| set.bit_at(number(out));
+        let complete = (out.ne(tail) & at_out(closed & !waits)).named("complete");
+        let faulty = at_out(bad_key | too_short | broken);
+        io.slot.valid.set(complete & !faulty);
+        io.slot.data.assign(&TransmitSlot { packet: leaving.packet, address: leaving.address });
+        io.fault.valid.set(complete & faulty);
+        io.fault.data.qp.set(leaving.packet.qp);
+        io.fault.data.wqe_index.set(leaving.wqe_index);
+        let key_fault = at_out(bad_key);
+        let short_fault = at_out(too_short);
+        let status = |s: WcStatus| lit(8, s as u64);
+        let code = |r: Reject| lit(6, r as u64);
+        io.fault.data.status.set(mux(
+            short_fault & !key_fault,
+            status(WcStatus::LocLenErr),
+            status(WcStatus::LocProtErr),
+        ));
+        io.count.valid.set(io.fault.moves());
+        io.count.index.set(mux(
+            key_fault,
+            code(Reject::SglKey),
+            mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
+        ));
+        let leaves = io.slot.moves() | io.fault.moves();
+        when(leaves, || out.set(out + 1));
+        let skipped = flag("skipped", one(leaves & (faulty | leaving.packet.fence), number(out)));
+
+        // the oldest frame not yet freed; pulses may come while dropped ones stand before theirs
+        let sent = reg_init("sent_frames", slot_bits + 1, 0);
+        let skips = skipped.bit_at(number(free));
+        let frees = (free.ne(out) & (skips | sent.any())).named("frees");
+        when(frees, || free.set(free + 1));
+        sent.set(sent + io.sent.extend(slot_bits + 1) - (frees & !skips).extend(slot_bits + 1));
+        used.set(
+            used + mux(reserve, need, lit(word_bits + 1, 0))
+                - mux(frees, freeing.words, lit(word_bits + 1, 0)),
+        );
+
+        io.stall.set((phase.eq(1) & !reserve) | (phase.eq(2) & !step));
+        io.idle.set(phase.eq(0) & !io.segment.valid & free.eq(tail));
+    }
+}

@@ -1,0 +1,433 @@
+//! packetise: a packet's fields and its payload become a frame.
+//!
+//! ```text
+//! control --+            1 lines   2 sums   3 fold   4 header      A read   B merge   C ICRC   D insert
+//!           +- accept --> path, addresses, IPv4 checksum  -------> payload word + header lanes ----------> frame
+//! data -----+
+//! ```
+//! In: packets without payload (`control`: ACK, NAK; they go first), packets whose payload lies whole in the transmit
+//! buffer (`data`), and the fence token, which is reported by `fence_done` once every packet before it is out. Out:
+//! Ethernet | IPv4 | UDP | BTH | RETH or AETH | ImmDt | payload | pad | ICRC, without FCS and without padding to 60
+//! bytes. One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
+//! it and takes 4 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 4
+//! clocks. From accept to the first beat: 9 clocks. A beat is read only when room for it is held, so nothing behind the read ever
+//! stalls. Never splits a frame, never reads the buffer after `sent`.
+//!
+//! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
+
+use crate::config::Config;
+use crate::flow::{FrameBeat, PacketFields, Segment, TransmitSlot};
+use crate::prim::crc::unwind;
+use crate::prim::fifo::Fifo;
+use contract::context::{QpAddressesBits, QpPathBits};
+use contract::opcode::{Opcode, OpcodeRow};
+use contract::wire::{
+    AethBits, BthBits, DEFAULT_PKEY, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits,
+    ROCE_PORT, RethBits, UdpHeaderBits,
+};
+use hdl::{
+    Bundle, Module, Ports, Sig, Stream, any_of, cat, crc32_back, crc32_next, delay, delay_init, high,
+    instance, lit, low, mux, reg, reg_init, select, when,
+};
+
+/// BTH MigReq. 0 as soft-RoCE sends it; ConnectX sends 1; receivers take either.
+const MIG_REQ: u64 = 0;
+/// Bytes before the BTH's extension headers: Ethernet, IPv4, UDP, BTH.
+pub(crate) const BASE: u32 = 14 + 20 + 8 + 12;
+/// Most header bytes: RETH and ImmDt.
+pub(crate) const MOST: u32 = BASE + 16 + 4;
+/// Bits of a position within a frame (8191 payload bytes and all headers).
+const POSITION: u32 = 14;
+/// First byte under the ICRC: the IPv4 header.
+pub(crate) const COVERED: u32 = 14;
+/// Bytes that the ICRC takes as 0xFF (RoCE annex A17): ToS, TTL, IP checksum, UDP checksum, BTH byte 4.
+const MASKED: [u32; 7] = [15, 22, 24, 25, 40, 41, 46];
+/// Register before the first covered byte: behind eight 0xFF for the absent local route header.
+const ICRC_START: u32 = 0xDEBB_20E3;
+/// Beats that leave together; at most four more are under way when `room` is seen.
+const BEATS: u32 = 16;
+
+/// The stage.
+#[derive(Clone, Debug)]
+pub struct Packetise(pub Config);
+
+/// Ports of [`Packetise`].
+#[derive(Ports)]
+#[ports(Packetise)]
+pub struct PacketiseIo {
+    /// Packets with payload, and the fence.
+    #[sink(c.0.clone())]
+    pub data: Stream<TransmitSlot>,
+    /// Packets without payload; they pass data.
+    #[sink(c.0.clone())]
+    pub control: Stream<PacketFields>,
+    /// Reads the path and addresses lines of this QP.
+    #[output(c.0.qp_bits())]
+    pub line_qp: Sig,
+    /// `contract::QpPath`, one clock later.
+    #[input(256)]
+    pub path_word: Sig,
+    /// `contract::QpAddresses`, one clock later.
+    #[input(256)]
+    pub addresses_word: Sig,
+    /// Reads this word of the transmit buffer.
+    #[output(c.0.transmit_address_bits() - c.0.lane_bits())]
+    pub buffer_address: Sig,
+    /// The word, one clock later.
+    #[input(c.0.data_bits())]
+    pub buffer_word: Sig,
+    /// The frames.
+    #[source(c.0.clone())]
+    pub frame: Stream<FrameBeat>,
+    /// Pulse: the payload of the oldest `data` packet was read; its room is free.
+    #[output]
+    pub sent: Sig,
+    /// Pulse: the fence came by, everything before it is out.
+    #[output]
+    pub fence_done: Sig,
+    /// Pulse per request packet.
+    #[output]
+    pub packet_count: Sig,
+    /// Pulse per ACK.
+    #[output]
+    pub ack_count: Sig,
+    /// Pulse per NAK, RNR NAK included.
+    #[output]
+    pub nak_count: Sig,
+    /// With any of the three pulses: bytes of the frame, without padding and FCS.
+    #[output(POSITION)]
+    pub frame_length: Sig,
+    /// A beat waits for the mac in this clock.
+    #[output]
+    pub stall: Sig,
+}
+
+/// What packetise needs of a segment.
+pub fn packet_fields(s: &Segment) -> PacketFields {
+    PacketFields {
+        qp: s.qp,
+        fence: s.fence,
+        opcode: s.opcode,
+        psn: s.psn,
+        ack_req: s.ack_req,
+        solicited: s.solicited,
+        syndrome: s.syndrome,
+        msn: s.msn,
+        va: s.va,
+        rkey: s.rkey,
+        dma_length: s.dma_length,
+        imm: s.imm,
+        length: s.length,
+    }
+}
+
+/// The opcode's row in the opcode table satisfies `f`; 0 for an opcode without a row.
+pub fn opcode_is(opcode: Sig, f: impl Fn(&OpcodeRow) -> bool) -> Sig {
+    let hits: Vec<Sig> =
+        Opcode::ALL.iter().filter(|o| f(&o.row())).map(|o| opcode.eq(u64::from(o.code()))).collect();
+    any_of(&hits)
+}
+
+/// Bytes before the payload, 7 bits: 54 to 74. gather aligns by it.
+pub fn header_bytes(opcode: Sig) -> Sig {
+    let reth = opcode_is(opcode, |r| r.headers.reth);
+    let aeth = opcode_is(opcode, |r| r.headers.aeth);
+    let imm = opcode_is(opcode, |r| r.headers.immdt || r.headers.ieth);
+    lit(7, u64::from(BASE))
+        + cat(&[reth, lit(4, 0)]).extend(7)
+        + cat(&[aeth, low(), low()]).extend(7)
+        + cat(&[imm, low(), low()]).extend(7)
+}
+
+/// `data`, beat number `beat` of an IPv4 frame without VLAN, as the ICRC sees it: variable bytes as ones, bytes before
+/// the IP header as zeros (the register starts at [`icrc_start`] for that).
+pub fn icrc_view(beat: Sig, data: Sig, bytes: u32) -> Sig {
+    let at = |p: u32| beat.eq(u64::from(p / bytes));
+    let view: Vec<Sig> = (0..bytes)
+        .rev()
+        .map(|i| {
+            let ones: Vec<Sig> = MASKED.iter().filter(|p| *p % bytes == i).map(|p| at(*p)).collect();
+            let byte = data.byte(i) | any_of(&ones).repeat(8);
+            if i < COVERED % bytes { byte & (!at(COVERED)).repeat(8) } else { byte }
+        })
+        .collect();
+    cat(&view)
+}
+
+/// The ICRC register before the first covered beat, whose lanes before the IP header are zero.
+pub fn icrc_start(bytes: u32) -> Sig {
+    lit(32, u64::from(crc32_back(ICRC_START, (COVERED % bytes) as usize)))
+}
+
+/// `n` or more; a constant for 0, of which a comparison would be a lint warning.
+pub(crate) fn at_least(value: Sig, n: u32) -> Sig {
+    if n == 0 { high() } else { value.ge(u64::from(n)) }
+}
+
+/// The ones' complement sum of 16-bit words, folded once: 17 bits.
+pub(crate) fn sum16(words: &[Sig]) -> Sig {
+    let total = words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words");
+    total.bits(0, 16).extend(17) + total.bits(16, 4).extend(17)
+}
+
+impl Module for Packetise {
+    type Io = PacketiseIo;
+    fn name(&self) -> String {
+        format!("packetise_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        "Builds frames from packet fields and payload; computes the ICRC.".into()
+    }
+    fn body(&self, io: &PacketiseIo) {
+        let c = &self.0;
+        let (bytes, lanes) = (c.data_bytes, c.lane_bits());
+        let beat_bits = POSITION - lanes;
+
+        // accept: control first
+        let from_control = io.control.valid;
+        let fields = io.control.data.or_else(c, from_control, &io.data.data.packet);
+        let packet = PacketFields::regs(c, "packet");
+        let is_data = reg("is_data", 1);
+        let address = reg("address", c.transmit_address_bits());
+        // 0 empty, 1 lines arrive, 2 sums, 3 fold, 4 header complete
+        let phase = reg_init("phase", 3, 0);
+        let take = hdl::wire("take", 1);
+        let accepting = phase.none() | take;
+        io.control.ready.set(accepting);
+        io.data.ready.set(accepting & !from_control);
+        io.line_qp.set(fields.qp);
+        let accept = (accepting & (io.control.valid | io.data.valid)).named("accept");
+        when(take, || phase.set(0));
+        when(phase.any() & !phase.eq(4), || phase.set(phase + 1));
+        when(accept, || {
+            phase.set(1);
+            packet.assign(&fields);
+            is_data.set(!from_control);
+            address.set(io.data.data.address);
+        });
+
+        // 1: the lines, and the positions of header end, payload end, ICRC and frame end
+        let path = reg("path", 256);
+        let addresses = reg("addresses", 256);
+        when(phase.eq(1), || {
+            path.set(io.path_word);
+            addresses.set(io.addresses_word);
+        });
+        let path = QpPathBits::unpack(path);
+        let addresses = QpAddressesBits::unpack(addresses);
+        let row = |f: fn(&OpcodeRow) -> bool| opcode_is(packet.opcode, f);
+        let has_reth = row(|r| r.headers.reth);
+        let has_aeth = row(|r| r.headers.aeth);
+        let pad = lit(2, 0) - packet.length.bits(0, 2);
+        let position = |name: &str| reg(name, POSITION);
+        let (head, end, icrc_at, frame_end) =
+            (position("header_end"), position("payload_end"), position("icrc_at"), position("frame_end"));
+        let header = header_bytes(packet.opcode).extend(POSITION);
+        let payload = packet.length.extend(POSITION);
+        when(phase.eq(1), || {
+            head.set(header);
+            end.set(header + payload);
+            icrc_at.set(header + payload + pad.extend(POSITION));
+            frame_end.set(header + payload + pad.extend(POSITION) + 4);
+        });
+
+        // 2, 3: IPv4 checksum
+        let total_length = (frame_end - 14).extend(16).named("total_length");
+        let identification = reg_init("identification", 16, 0);
+        let (source_ip, dest_ip) = (addresses.src_gid.bits(0, 32), addresses.dest_gid.bits(0, 32));
+        let half = |v: Sig| [v.bits(16, 16), v.bits(0, 16)];
+        let ips = [half(source_ip), half(dest_ip)].concat();
+        let sum_ips = delay("sum_ips", sum16(&ips));
+        let rest = [
+            cat(&[lit(8, 0x45), path.tos]),
+            total_length,
+            identification,
+            lit(16, 0x4000),
+            cat(&[path.ttl, lit(8, u64::from(IP_PROTOCOL_UDP))]),
+        ];
+        let sum_rest = delay("sum_rest", sum16(&rest));
+        let sum = sum_ips.extend(18) + sum_rest.extend(18);
+        let folded = sum.bits(0, 16).extend(17) + sum.bits(16, 2).extend(17);
+        let checksum = delay("checksum", !(folded.bits(0, 16) + folded.bit(16).extend(16)));
+
+        // 4: the header, first byte most significant
+        let ethernet = EthernetHeaderBits {
+            destination: path.dest_mac,
+            source: path.src_mac,
+            ethertype: lit(16, u64::from(ETHERTYPE_IPV4)),
+        };
+        let ip = Ipv4HeaderBits {
+            version: lit(4, 4),
+            ihl: lit(4, 5),
+            dscp: path.tos.bits(2, 6),
+            ecn: path.tos.bits(0, 2),
+            total_length,
+            identification,
+            dont_fragment: high(),
+            more_fragments: low(),
+            fragment_offset: lit(13, 0),
+            ttl: path.ttl,
+            protocol: lit(8, u64::from(IP_PROTOCOL_UDP)),
+            checksum,
+            source: source_ip,
+            destination: dest_ip,
+        };
+        let udp = UdpHeaderBits {
+            source_port: path.udp_source_port,
+            destination_port: lit(16, u64::from(ROCE_PORT)),
+            length: total_length - 20,
+            checksum: lit(16, 0),
+        };
+        let bth = BthBits {
+            opcode: packet.opcode,
+            solicited: packet.solicited,
+            mig_req: lit(1, MIG_REQ),
+            pad_count: pad,
+            version: lit(4, 0),
+            pkey: lit(16, u64::from(DEFAULT_PKEY)),
+            fecn: low(),
+            becn: low(),
+            dest_qp: path.dest_qpn,
+            ack_req: packet.ack_req,
+            psn: packet.psn,
+        };
+        let reth = RethBits { va: packet.va, rkey: packet.rkey, dma_length: packet.dma_length }.pack();
+        let aeth = AethBits { syndrome: packet.syndrome, msn: packet.msn }.pack();
+        let imm = packet.imm.swap_bytes();
+        let first_word = mux(has_reth, reth.bits(96, 32), mux(has_aeth, aeth, imm));
+        let extension = cat(&[first_word, reth.bits(0, 96), imm]);
+        let header = cat(&[ethernet.pack(), ip.pack(), udp.pack(), bth.pack(), extension]);
+        assert_eq!(header.width(), MOST * 8, "header layout");
+
+        // A: one beat per clock, while room is held for it
+        let active = reg_init("active", 1, 0);
+        let beat = reg("beat", beat_bits);
+        let word = reg("word", c.transmit_address_bits() - lanes);
+        let held = reg("header", MOST * 8);
+        let held_data = reg("held_data", 1);
+        let edge =
+            |name: &str| (reg(&format!("{name}_beat"), beat_bits), reg(&format!("{name}_lane"), lanes));
+        let (head_at, end_at, icrc_place, last_at) = (edge("head"), edge("end"), edge("icrc"), edge("last"));
+        let leave = instance("out", &Fifo { depth: BEATS, width: FrameBeat::total_width(c) });
+        let room = leave.level.lt(u64::from(BEATS / 2));
+        io.stall.set(active & !room);
+        let issue = (active & room).named("issue");
+        let last = beat.eq(last_at.0);
+        let turn = (phase.eq(4) & (!active | (issue & last))).named("turn");
+        take.set(turn);
+        when(issue, || {
+            beat.set(beat + 1);
+            when(beat.ge(head_at.0), || word.set(word + 1));
+            when(last, || active.set(0));
+        });
+        when(turn & !packet.fence, || {
+            active.set(1);
+            beat.set(0);
+            word.set(address.bits(lanes, c.transmit_address_bits() - lanes));
+            held.set(header);
+            held_data.set(is_data);
+            identification.set(identification + 1);
+            for ((to_beat, to_lane), from) in
+                [(head_at, head), (end_at, end), (icrc_place, icrc_at), (last_at, frame_end - 1)]
+            {
+                to_beat.set(from.bits(lanes, beat_bits));
+                to_lane.set(from.bits(0, lanes));
+            }
+        });
+        io.buffer_address.set(word);
+        io.fence_done.set(delay_init("fenced", turn & packet.fence));
+        io.sent.set(delay_init("spent", issue & last & held_data));
+        let started = turn & !packet.fence;
+        let counted = |name: &str, what: Sig| delay_init(name, started & what);
+        let positive = packet.syndrome.bits(5, 2).none();
+        io.packet_count.set(counted("packet_counted", !has_aeth));
+        io.ack_count.set(counted("ack_counted", has_aeth & positive));
+        io.nak_count.set(counted("nak_counted", has_aeth & !positive));
+        io.frame_length.set(delay("counted_bytes", frame_end));
+
+        // B: the word arrives; header lanes, payload lanes, zero behind
+        let below = |at: (Sig, Sig)| -> Sig {
+            let lane: Vec<Sig> = (0..bytes - 1).rev().map(|i| at.1.gt(u64::from(i))).collect();
+            // an end lies before the last lane, at most
+            let lane = [vec![low()], lane].concat();
+            mux(beat.lt(at.0), !lit(bytes, 0), mux(beat.eq(at.0), cat(&lane), lit(bytes, 0)))
+        };
+        let beats = MOST.div_ceil(bytes);
+        let slices: Vec<Sig> = (0..beats)
+            .map(|k| {
+                let parts: Vec<Sig> = (0..bytes)
+                    .rev()
+                    .map(|i| k * bytes + i)
+                    .map(|p| if p < MOST { held.bits((MOST - 1 - p) * 8, 8) } else { lit(8, 0) })
+                    .collect();
+                cat(&parts)
+            })
+            .collect();
+        let a_valid = delay_init("a_valid", issue);
+        let a_beat = delay("a_beat", mux(beat.ge(u64::from(beats)), lit(beat_bits, u64::from(beats)), beat));
+        let a_header = delay("a_header", select(beat, &slices));
+        let a_in_header = delay("a_in_header", below(head_at));
+        let a_live = delay("a_live", below(end_at));
+        let a_closing = delay("a_closing", beat.eq(icrc_place.0));
+        let a_behind = delay("a_behind", beat.gt(icrc_place.0));
+        let a_icrc_lane = delay("a_icrc_lane", icrc_place.1);
+        let a_last = delay("a_last", last);
+        let a_bytes = delay("a_bytes", last_at.1.extend(lanes + 1) + 1);
+        let merged: Vec<Sig> = (0..bytes)
+            .rev()
+            .map(|i| {
+                let payload = mux(a_live.bit(i), io.buffer_word.byte(i), 0);
+                mux(a_in_header.bit(i), a_header.byte(i), payload)
+            })
+            .collect();
+        let merged = cat(&merged).named("merged");
+        let covered = icrc_view(a_beat, merged, bytes);
+
+        // C: one full beat into the register; zero lanes behind the end are stepped back over in D
+        let b_valid = delay_init("b_valid", a_valid);
+        let b_data = delay("b_data", merged);
+        let b_covered = delay("b_covered", covered);
+        let b_first = delay("b_first", a_beat.eq(u64::from(COVERED / bytes)));
+        let b_counts = delay("b_counts", at_least(a_beat, COVERED / bytes) & !a_behind);
+        let pipe = |from: [Sig; 5], stage: &str| -> [Sig; 5] {
+            let names = ["closing", "behind", "icrc_lane", "last", "bytes"];
+            std::array::from_fn(|i| delay(&format!("{stage}_{}", names[i]), from[i]))
+        };
+        let b = pipe([a_closing, a_behind, a_icrc_lane, a_last, a_bytes], "b");
+        let register = reg("icrc_register", 32);
+        when(b_valid & b_counts, || {
+            register.set(crc32_next(mux(b_first, icrc_start(bytes), register), b_covered, bytes));
+        });
+
+        // D: the ICRC, low byte first; at the highest lane its second half opens the next beat
+        let c_valid = delay_init("c_valid", b_valid);
+        let c_data = delay("c_data", b_data);
+        let [closing, behind, icrc_lane, last, last_bytes] = pipe(b, "c");
+        let placed: Vec<(Sig, Sig)> = (0..bytes / 4)
+            .map(|n| {
+                let lane = 4 * n + 2;
+                let icrc = !unwind(register, bytes - lane);
+                let high_part = if lane > 0 { cat(&[icrc, lit(lane * 8, 0)]) } else { icrc };
+                let here = high_part.resize(bytes * 8);
+                // only the highest lane spills
+                (here, icrc.bits(16, 16))
+            })
+            .collect();
+        let index = icrc_lane.bits(2, lanes - 2);
+        let here = select(index, &placed.iter().map(|p| p.0).collect::<Vec<_>>());
+        let spilled = placed.last().expect("a beat has lanes").1.extend(bytes * 8);
+        let insert = mux(closing, here, mux(behind, spilled, lit(bytes * 8, 0)));
+        let out = FrameBeat {
+            data: c_data | insert,
+            last,
+            bytes: mux(last, last_bytes, u64::from(bytes)),
+            error: low(),
+        };
+        leave.input.valid.set(c_valid);
+        leave.input.data.set(out.to_bits());
+        hdl::assert_always("a_beat_always_has_room", leave.input.ready | !c_valid);
+        io.frame.valid.set(leave.output.valid);
+        io.frame.data.assign(&FrameBeat::from_bits(c, leave.output.data));
+        leave.output.ready.set(io.frame.ready);
+    }
+}

@@ -1,0 +1,445 @@
+//! segment: one turn in, at most one packet out.
+//!
+//! ```text
+//!           clock 0 address of all words   1 words here   2 sums and comparisons   3 decision, `tx` written, TurnDone
+//! WorkItem ---------------------------------------------------------------------> data    (to gather, FIFO of 4)
+//!                                                                           \---> control (to packetise, FIFO of 2)
+//! ```
+//! The fence token passes into `data`, in order. A turn does two things, on two ways that do not wait for each other:
+//! * a response is owed (`placed.tail_seq != tx.paid`) and the QP is ready to receive: the tail goes out on `control`,
+//!   whatever is halted;
+//! * of the send queue, the first that applies:
+//!   1. a rewind not yet obeyed, or a cursor that acknowledgements have overtaken: the cursor goes to the una triple;
+//!   2. the WQE under the cursor is bad: a new one gets a record with its status, `tx.halt` and a `kick`; one under
+//!      replay (its record stands already) a [`Fault`], and acknowledge decides;
+//!   3. it is present and may be sent: a packet. A WQE met for the first time gets its PSNs and its outstanding record
+//!      now and never again.
+//!
+//! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
+//!
+//! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
+//! behind payload; `room` tells schedule in time, so that this is rare. Only a full `control`, `kick`, `fault` or a fence
+//! before a full `data` hold the stage.
+//!
+//! `tx.halt` stops new WQEs; replay of those before the bad one goes on, so that they can complete.
+//! AckReq: last packet of a message, every 16th without, and the packet that closes the window: without it a
+//! window smaller than a message would wait for the timeout.
+//! Replay never assigns PSNs. A cursor outside of its WQE (a triple that acknowledge is still moving) sends nothing.
+//! What acknowledge owes this stage: a wake after every write of `requester`.
+//!
+//! Not in this version: READ, atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
+
+use crate::config::Config;
+use crate::flow::{self, Count, Fault, TurnDone, Wake, WorkItem};
+use crate::prim::fifo::{Fifo, buffer};
+use crate::qp::{INDEX, Initialise, PSN, Placed, Record, Requester, StateShape, StateWrite, Tx, psn_before};
+use contract::context::{QpQueuesBits, QpRightsBits};
+use contract::ring::SendWqeBits;
+use contract::{Opcode, QpState, Reject, Transport, WcOpcode, WcStatus, WrOpcode};
+use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, instance, lit, low, mux, reg, reg_init, when};
+
+/// PSNs in flight when the context sets no limit: a quarter of the PSN space, so that "before" stays decidable.
+pub const WINDOW: u64 = 1 << 22;
+/// Packets of which at least one asks for an acknowledgement.
+pub const ACK_EVERY: u64 = 16;
+
+/// The segment stage.
+#[derive(Clone, Debug)]
+pub struct Segment(pub Config);
+
+/// Ports of [`Segment`].
+#[derive(Ports)]
+#[ports(Segment)]
+pub struct SegmentIo {
+    /// Turns, with the WQE.
+    #[sink(c.0.clone())]
+    pub work: Stream<WorkItem>,
+    /// Start or clear a QP's `tx`.
+    #[sink(c.0.clone())]
+    pub initialise: Stream<Initialise>,
+    /// QP whose words are wanted in the next clock.
+    #[output(c.0.qp_bits())]
+    pub read_qp: Sig,
+    /// `tx` of that QP.
+    #[input(Tx::total_width(&()))]
+    pub tx_word: Sig,
+    /// `requester` of that QP.
+    #[input(Requester::total_width(&()))]
+    pub requester_word: Sig,
+    /// `placed` of that QP.
+    #[input(Placed::total_width(&()))]
+    pub placed_word: Sig,
+    /// Rights line of that QP.
+    #[input(256)]
+    pub rights_word: Sig,
+    /// Queues line of that QP.
+    #[input(256)]
+    pub queues_word: Sig,
+    /// Writes `tx`.
+    #[output(StateShape::per_qp::<Tx>(&c.0))]
+    pub tx_write: StateWrite,
+    /// Writes the record memory.
+    #[output(StateShape { address: c.0.record_bits(), width: Record::total_width(&()) })]
+    pub record_write: StateWrite,
+    /// Packets with (perhaps) payload, and the fence.
+    #[source(c.0.clone())]
+    pub data: Stream<flow::Segment>,
+    /// Responses.
+    #[source(c.0.clone())]
+    pub control: Stream<flow::Segment>,
+    /// Ends of turns.
+    #[source(c.0.clone())]
+    pub done: Stream<TurnDone>,
+    /// acknowledge has a record with a status to look at.
+    #[source(c.0.clone())]
+    pub kick: Stream<Wake>,
+    /// WQEs under replay that turned out bad.
+    #[source(c.0.clone())]
+    pub fault: Stream<Fault>,
+    /// `data` has room for the turns under way.
+    #[output]
+    pub room: Sig,
+    /// Bad WQEs by reason.
+    #[output]
+    pub count: Count,
+    /// Pulse: a packet was sent again.
+    #[output]
+    pub retransmit: Sig,
+    /// Pulse: a turn found `data` full.
+    #[output]
+    pub stall: Sig,
+    /// Nothing inside.
+    #[output]
+    pub idle: Sig,
+}
+
+impl Module for Segment {
+    type Io = SegmentIo;
+    fn name(&self) -> String {
+        format!("segment_{}", self.0.name)
+    }
+    fn doc(&self) -> String {
+        "Turns into packets: PSNs, opcodes, window, rewinds, responses.".into()
+    }
+    fn body(&self, io: &SegmentIo) {
+        let c = &self.0;
+        let phase = reg_init("phase", 2, 0);
+        let initialising = reg_init("initialising", 1, 0);
+        let (work, init) = (&io.work.data, &io.initialise.data);
+
+        // outputs behind FIFOs, whose `ready` is a register
+        let data = Stream::<flow::Segment>::wires(c, "packet");
+        let fifo = instance("data_fifo", &Fifo { depth: 4, width: flow::Segment::total_width(c) });
+        fifo.input.valid.set(data.valid);
+        fifo.input.data.set(data.data.to_bits());
+        data.ready.set(fifo.input.ready);
+        io.data.valid.set(fifo.output.valid);
+        io.data.data.assign(&flow::Segment::from_bits(c, fifo.output.data));
+        fifo.output.ready.set(io.data.ready);
+        io.room.set(fifo.level.lt(2));
+        let control = Stream::<Owed>::wires(c, "response");
+        let out = buffer("control_fifo", c, 2, &control);
+        io.control.valid.set(out.valid);
+        out.ready.set(io.control.ready);
+        io.control.data.assign(&response(c, &out.data));
+        let kick = Stream::<Wake>::wires(c, "to_kick");
+        io.kick.take(&buffer("kick_fifo", c, 2, &kick));
+        let fault = Stream::<Fault>::wires(c, "to_fault");
+        io.fault.take(&buffer("fault_fifo", c, 2, &fault));
+
+        // clock 0
+        let start = phase.eq(0) & (io.initialise.valid | io.work.valid);
+        io.read_qp.set(mux(io.initialise.valid & phase.eq(0), init.qp, work.qp));
+        when(start, || {
+            phase.set(1);
+            initialising.set(io.initialise.valid);
+        });
+
+        // clock 1
+        let tx = Tx::regs(&(), "tx");
+        let requester = Requester::regs(&(), "requester");
+        let placed = Placed::regs(&(), "placed");
+        let rights_line = reg("rights_line", 256);
+        let queues_line = reg("queues_line", 256);
+        when(phase.eq(1), || {
+            phase.set(2);
+            tx.assign(&Tx::from_bits(&(), io.tx_word));
+            requester.assign(&Requester::from_bits(&(), io.requester_word));
+            placed.assign(&Placed::from_bits(&(), io.placed_word));
+            rights_line.set(io.rights_word);
+            queues_line.set(io.queues_word);
+        });
+
+        // clock 2
+        let rights = QpRightsBits::unpack(rights_line);
+        let queues = QpQueuesBits::unpack(queues_line);
+        let wqe = SendWqeBits::unpack(work.wqe.bits(0, 256));
+        let state_is = |s: QpState| rights.state.eq(s as u64);
+        let computed = |name: &str, value: Sig| {
+            let r = reg(name, value.width());
+            when(phase.eq(2), || r.set(value));
+            r
+        };
+        when(phase.eq(2), || phase.set(3));
+
+        let fresh_now = tx.cursor_wqe.eq(tx.assigned);
+        let jump = computed(
+            "jump",
+            tx.epoch.ne(requester.epoch)
+                | psn_before(tx.cursor_psn, requester.una_psn)
+                | (tx.cursor_wqe - requester.una_wqe).msb(),
+        );
+        let answering = any_of(&[QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe].map(state_is));
+        let owes = computed("owes", rights.valid & answering & placed.tail_seq.ne(tx.paid));
+
+        let fresh = computed("fresh", fresh_now);
+        let psn_now = mux(fresh_now, tx.next_psn, tx.cursor_psn).named("psn_now");
+        let first_now = mux(fresh_now, tx.next_psn, tx.cursor_first).named("first_now");
+        let position_now = (psn_now - first_now).named("position_now");
+        let psn = computed("psn", psn_now);
+        let first = computed("first", first_now);
+        let position = computed("position", position_now);
+        let shift = (rights.path_mtu + 7).named("log_path_mtu");
+        let longest = ((wqe.length - 1) >> shift).bits(0, PSN);
+        // packets less one
+        let packets = computed("packets_less_one", mux(wqe.length.any(), longest, lit(PSN, 0)));
+        let offset = computed("offset", position_now.extend(32) << shift);
+        let mtu = computed("path_mtu", lit(13, 1) << shift);
+
+        let faulted = requester.fault & !(tx.cursor_wqe - requester.fault_wqe).msb();
+        // halted, only WQEs before the last assigned (the bad one) go on
+        let halted = tx.halt & (tx.assigned - tx.cursor_wqe).lt(2);
+        let may_send = computed(
+            "may_send",
+            rights.valid
+                & rights.transport.eq(Transport::Rc as u64)
+                & (state_is(QpState::Rts) | (state_is(QpState::Sqd) & !fresh_now))
+                & rights.path_mtu.ge(1)
+                & rights.path_mtu.le(5)
+                & !requester.halt
+                & !placed.halt
+                & !requester.waiting
+                & !faulted
+                & !halted
+                & tx.cursor_wqe.ne(work.producer)
+                & work.present,
+        );
+        let in_use = tx.assigned - requester.una_wqe;
+        let record_free = computed("record_free", in_use.lt(lit(INDEX, 1) << queues.record_log_size));
+        let limit = mux(rights.max_inflight.any(), rights.max_inflight.extend(PSN), lit(PSN, WINDOW));
+        let in_flight = (psn_now - requester.una_psn).named("in_flight");
+        let open = computed("open", in_flight.lt(limit));
+        let closing = computed("closing", in_flight.ge(limit - 1));
+        let final_wqe = computed("final_wqe", (tx.cursor_wqe + 1).eq(work.producer));
+        // SGEs that the stride holds
+        let fit = mux(queues.sq_log_stride.le(6), lit(8, 2), lit(8, u64::from(c.sges)));
+        let too_long = wqe.inline | wqe.num_sge.gt(fit) | wqe.length.gt(1u32 << 31);
+        let code = |r: Reject| lit(6, r as u64);
+        let wrong_index = wqe.index.ne(tx.cursor_wqe);
+        let wrong_opcode = wqe.opcode.gt(WrOpcode::SendWithImm as u64);
+        let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
+        let reason = computed(
+            "reason",
+            mux(
+                work.failed,
+                code(Reject::SqFetchFailed),
+                mux(
+                    wrong_index,
+                    code(Reject::WqeIndex),
+                    mux(wrong_opcode, code(Reject::WqeOpcode), code(Reject::WqeLength)),
+                ),
+            ),
+        );
+
+        // clock 3
+        let deciding = phase.eq(3);
+        let is_first = position.none();
+        let is_last = position.eq(packets);
+        let inside = position.le(packets);
+        let is_fence = !initialising & work.fence;
+        let turn = !initialising & !work.fence;
+        let does_jump = turn & jump;
+        let does_answer = turn & owes;
+        let sendable = turn & !jump & may_send;
+        let does_refuse = sendable & bad & fresh & record_free;
+        let does_fault = sendable & bad & !fresh;
+        let could_send = sendable & !bad & open & inside & (!fresh | record_free);
+        let does_send = could_send & data.ready;
+        let hold = (is_fence & !data.ready)
+            | (does_answer & !control.ready)
+            | (does_refuse & !kick.ready)
+            | (does_fault & !fault.ready);
+        let acts = (deciding & !hold).named("acts");
+        io.done.valid.set(acts & turn);
+        let fires = (acts & (!turn | io.done.ready)).named("fires");
+        when(fires, || phase.set(0));
+        io.initialise.ready.set(fires & initialising);
+        io.work.ready.set(fires & !initialising);
+
+        let ends_queue = is_last & final_wqe;
+        io.done.data.qp.set(work.qp);
+        io.done.data.again.set(does_jump | (does_send & !ends_queue & !closing) | (could_send & !data.ready));
+
+        // what leaves
+        let is_write = wqe.opcode.bit(1).none();
+        let with_imm = wqe.opcode.bit(0);
+        let ask = is_last | closing | tx.unasked.ge(ACK_EVERY - 1);
+        let place = mux(
+            is_first & is_last,
+            cat(&[lit(2, 2), with_imm]),
+            mux(is_last, cat(&[lit(2, 1), with_imm]), mux(is_first, lit(3, 0), lit(3, 1))),
+        );
+        let base = mux(is_write, lit(8, Opcode::RcWriteFirst as u64), lit(8, Opcode::RcSendFirst as u64));
+        let sges: Vec<Sig> = (0..c.sges)
+            .rev()
+            .map(|i| work.wqe.bits(256 + i * 128, 128) & wqe.num_sge.gt(i).repeat(128))
+            .collect();
+        data.valid.set(fires & (is_fence | does_send));
+        data.data.assign(&flow::Segment {
+            qp: work.qp,
+            fence: work.fence,
+            opcode: base + place.extend(8),
+            psn,
+            ack_req: ask,
+            solicited: wqe.solicited & is_last & wqe.opcode.any(),
+            syndrome: lit(8, 0),
+            msn: lit(PSN, 0),
+            va: wqe.remote_addr,
+            rkey: wqe.rkey,
+            dma_length: wqe.length,
+            imm: wqe.imm,
+            wqe_index: tx.cursor_wqe,
+            offset,
+            length: mux(is_last, (wqe.length - offset).bits(0, 13), mtu),
+            sges: cat(&sges),
+        });
+        control.valid.set(fires & does_answer);
+        control.data.assign(&Owed {
+            qp: work.qp,
+            psn: placed.tail_psn,
+            syndrome: placed.tail_syndrome,
+            msn: placed.tail_msn,
+        });
+        kick.valid.set(fires & does_refuse);
+        kick.data.qp.set(work.qp);
+        fault.valid.set(fires & does_fault);
+        fault.data.qp.set(work.qp);
+        fault.data.wqe_index.set(tx.cursor_wqe);
+        fault.data.status.set(WcStatus::LocQpOpErr as u64);
+        io.count.valid.set(fires & (does_refuse | does_fault));
+        io.count.index.set(reason);
+        io.stall.set(fires & could_send & !data.ready);
+        let again = psn_before(psn, tx.sent_psn);
+        io.retransmit.set(fires & does_send & again);
+
+        // the record of a new WQE
+        let start_psn = tx.next_psn;
+        let (record_at, record_mask) = (
+            queues.record_base.resize(c.record_bits().max(INDEX)),
+            (lit(INDEX, 1) << queues.record_log_size) - 1,
+        );
+        let slot = record_at + (tx.cursor_wqe & record_mask).resize(record_at.width());
+        io.record_write.enable.set(fires & fresh & (does_send | does_refuse));
+        io.record_write.address.set(slot.bits(0, c.record_bits()));
+        let record = Record {
+            last_psn: mux(does_refuse, start_psn - 1, start_psn + packets),
+            signaled: wqe.signaled,
+            opcode: mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
+            status: mux(does_refuse, lit(8, WcStatus::LocQpOpErr as u64), lit(8, 0)),
+            length: wqe.length,
+        };
+        io.record_write.data.set(record.to_bits());
+
+        // the new word
+        let next = Tx::wires(&(), "next_tx");
+        next.assign(&tx);
+        when(initialising & (init.send | init.reset), || {
+            next.assign(&Tx {
+                next_psn: init.sq_psn,
+                sent_psn: init.sq_psn,
+                assigned: lit(INDEX, 0),
+                cursor_wqe: lit(INDEX, 0),
+                cursor_psn: init.sq_psn,
+                cursor_first: init.sq_psn,
+                epoch: lit(4, 0),
+                paid: mux(init.receive | init.reset, lit(24, 0), tx.paid),
+                unasked: lit(8, 0),
+                halt: low(),
+            });
+        })
+        .elif(initialising, || {
+            when(init.receive, || next.paid.set(0));
+        })
+        .elif(does_jump, || {
+            next.epoch.set(requester.epoch);
+            next.cursor_wqe.set(requester.una_wqe);
+            next.cursor_psn.set(requester.una_psn);
+            next.cursor_first.set(requester.una_first);
+        })
+        .elif(does_refuse, || {
+            next.assigned.set(tx.assigned + 1);
+            next.cursor_psn.set(start_psn);
+            next.cursor_first.set(start_psn);
+            next.halt.set(1);
+        })
+        .elif(does_send, || {
+            when(fresh, || {
+                next.next_psn.set(start_psn + packets + 1);
+                next.assigned.set(tx.assigned + 1);
+            });
+            when(!again, || next.sent_psn.set(psn + 1));
+            next.unasked.set(mux(ask, lit(8, 0), tx.unasked + 1));
+            next.cursor_psn.set(psn + 1);
+            next.cursor_first.set(mux(is_last, psn + 1, first));
+            when(is_last, || next.cursor_wqe.set(tx.cursor_wqe + 1));
+        });
+        when(does_answer, || next.paid.set(placed.tail_seq));
+        let changes = initialising | does_jump | does_answer | does_refuse | does_send;
+        io.tx_write.enable.set(fires & changes);
+        io.tx_write.address.set(mux(initialising, init.qp, work.qp));
+        io.tx_write.data.set(next.to_bits());
+
+        io.idle.set(
+            phase.eq(0)
+                & !io.work.valid
+                & !io.initialise.valid
+                & !any_of(&[io.data.valid, io.control.valid, io.kick.valid, io.fault.valid]),
+        );
+    }
+}
+
+/// What a response needs; the FIFO holds no more.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+struct Owed {
+    #[shape(c.qp_bits())]
+    qp: Sig,
+    #[shape(PSN)]
+    psn: Sig,
+    #[shape(8)]
+    syndrome: Sig,
+    #[shape(PSN)]
+    msn: Sig,
+}
+
+/// A response as a `Segment` without payload.
+fn response(c: &Config, p: &Owed) -> flow::Segment {
+    flow::Segment {
+        qp: p.qp,
+        fence: low(),
+        opcode: lit(8, Opcode::RcAcknowledge as u64),
+        psn: p.psn,
+        ack_req: low(),
+        solicited: low(),
+        syndrome: p.syndrome,
+        msn: p.msn,
+        va: lit(64, 0),
+        rkey: lit(32, 0),
+        dma_length: lit(32, 0),
+        imm: lit(32, 0),
+        wqe_index: lit(INDEX, 0),
+        offset: lit(32, 0),
+        length: lit(13, 0),
+        sges: lit(c.sges * 128, 0),
+    }
+}

@@ -1,0 +1,534 @@
+//! fetch, by the interpreter: host memory, its latency and its order are played here.
+
+mod txkit;
+
+use contract::{QpQueues, QpRights, QpState};
+use hdl::{Bits, Interpreter, elaborate};
+use nic::Config;
+use nic::tx::fetch::{Fetch, OUTSTANDING};
+use txkit::{Choices, Requester, Tx, lint, reset, wide};
+
+const SLOTS: u64 = 4;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Read {
+    iova: u64,
+    length: u64,
+    address: u64,
+    id: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Item {
+    qp: u64,
+    fence: bool,
+    present: bool,
+    failed: bool,
+    producer: u64,
+    wqe: Vec<u8>,
+}
+
+struct Bench {
+    s: Interpreter,
+    tx: Vec<Tx>,
+    requester: Vec<Requester>,
+    post: Vec<u64>,
+    rights: Vec<QpRights>,
+    queues: Vec<QpQueues>,
+    pending: Vec<Read>,
+    reads: Vec<Read>,
+    wakes: Vec<u64>,
+    items: Vec<Item>,
+    clocks: u64,
+}
+
+/// A byte of host memory: any function that tells addresses apart.
+fn host(iova: u64) -> u8 {
+    (iova.wrapping_mul(0x9e37_79b9) >> 13) as u8
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let c = Config::small();
+        let n = c.qps as usize;
+        let mut s = Interpreter::new(&elaborate(&Fetch(c)).unwrap());
+        reset(&mut s);
+        s.poke("work_ready", 1);
+        s.poke("request_ready", 1);
+        let rights = QpRights { state: QpState::Rts as u8, valid: true, ..QpRights::default() };
+        let queues = (0..n as u64)
+            .map(|q| QpQueues {
+                sq_base: 0x1_0000_0000 + q * 0x10_0000,
+                sq_log_depth: 6,
+                sq_log_stride: 7,
+                ..QpQueues::default()
+            })
+            .collect();
+        Bench {
+            s,
+            tx: vec![Tx::default(); n],
+            requester: vec![Requester::default(); n],
+            post: vec![0; n],
+            rights: vec![rights; n],
+            queues,
+            pending: vec![],
+            reads: vec![],
+            wakes: vec![],
+            items: vec![],
+            clocks: 0,
+        }
+    }
+
+    fn iova(&self, q: usize, index: u64) -> u64 {
+        let z = &self.queues[q];
+        z.sq_base + ((index & ((1 << z.sq_log_depth) - 1)) << z.sq_log_stride)
+    }
+
+    fn clock(&mut self) {
+        let s = &mut self.s;
+        if s.peek("request_valid") == 1 && s.peek("request_ready") == 1 {
+            let r = Read {
+                iova: s.peek("request_iova"),
+                length: s.peek("request_length"),
+                address: s.peek("request_address"),
+                id: s.peek("request_id"),
+            };
+            assert!(self.pending.iter().all(|p| p.id != r.id), "two reads pending into slot {:#x}", r.id);
+            assert_eq!(r.address, r.id * 128);
+            self.pending.push(r.clone());
+            self.reads.push(r);
+            assert!(self.pending.len() <= OUTSTANDING as usize);
+        }
+        if s.peek("work_valid") == 1 && s.peek("work_ready") == 1 {
+            self.items.push(Item {
+                qp: s.peek("work_qp"),
+                fence: s.peek("work_fence") == 1,
+                present: s.peek("work_present") == 1,
+                failed: s.peek("work_failed") == 1,
+                producer: s.peek("work_producer"),
+                wqe: s.peek_bits("work_wqe").to_bytes(),
+            });
+        }
+        if s.peek("wake_valid") == 1 {
+            self.wakes.push(s.peek("wake_qp"));
+        }
+        let q = s.peek("read_qp") as usize;
+        s.clock();
+        s.poke_bits("tx_word", &self.tx[q].pack());
+        s.poke_bits("requester_word", &self.requester[q].pack());
+        s.poke("post_sq_word", self.post[q]);
+        s.poke_bits("rights_word", &Bits::from_bytes(256, &self.rights[q].pack()));
+        s.poke_bits("queues_word", &Bits::from_bytes(256, &self.queues[q].pack()));
+        s.poke("read_data_valid", 0);
+        s.poke("read_done_valid", 0);
+        self.clocks += 1;
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..14 {
+            self.clock();
+        }
+    }
+
+    /// Ends pending read `i`: its data, then its end.
+    fn deliver(&mut self, i: usize, failed: bool) {
+        let r = self.pending.remove(i);
+        for beat in 0..if failed { 0 } else { r.length / 8 } {
+            let bytes: Vec<u8> = (0..8).map(|b| host(r.iova + beat * 8 + b)).collect();
+            self.s.poke("read_data_valid", 1);
+            self.s.poke("read_data_client", 1);
+            self.s.poke("read_data_address", r.address + beat * 8);
+            self.s.poke("read_data_data", u64::from_le_bytes(bytes.try_into().unwrap()));
+            self.s.poke("read_data_lanes", 0xff);
+            self.clock();
+        }
+        self.s.poke("read_done_valid", 1);
+        self.s.poke("read_done_client", 1);
+        self.s.poke("read_done_id", r.id);
+        self.s.poke("read_done_failed", u64::from(failed));
+        self.clock();
+    }
+
+    fn deliver_all(&mut self) {
+        while !self.pending.is_empty() {
+            self.deliver(0, false);
+        }
+        self.settle();
+    }
+
+    fn start_turn(&mut self, q: usize, fence: bool) {
+        self.s.poke("turn_valid", 1);
+        self.s.poke("turn_qp", q as u64);
+        self.s.poke("turn_fence", u64::from(fence));
+        for _ in 0..200 {
+            let taken = self.s.peek("turn_ready") == 1;
+            self.clock();
+            if taken {
+                self.s.poke("turn_valid", 0);
+                return;
+            }
+        }
+        panic!("turn of QP {q} was not taken");
+    }
+
+    /// A whole turn; the item, and the reads that it asked for.
+    fn turn(&mut self, q: usize) -> (Item, Vec<Read>) {
+        let (items, reads) = (self.items.len(), self.reads.len());
+        self.start_turn(q, false);
+        self.settle();
+        assert_eq!(self.items.len(), items + 1);
+        let item = self.items[items].clone();
+        assert_eq!((item.qp, item.fence, item.producer), (q as u64, false, self.post[q]));
+        (item, self.reads[reads..].to_vec())
+    }
+
+    fn want(&self, q: usize, index: u64) -> Read {
+        let id = q as u64 * SLOTS + index % SLOTS;
+        let length = 1u64 << self.queues[q].sq_log_stride.min(7);
+        Read { iova: self.iova(q, index), length, address: id * 128, id }
+    }
+
+    fn bytes(&self, q: usize, index: u64) -> Vec<u8> {
+        (0..128).map(|b| host(self.iova(q, index) + b)).collect()
+    }
+
+    fn reset_qp(&mut self, q: usize, reset: bool) {
+        self.s.poke("initialise_valid", 1);
+        self.s.poke("initialise_qp", q as u64);
+        self.s.poke("initialise_reset", u64::from(reset));
+        self.s.poke("initialise_send", 1);
+        while self.s.peek("initialise_ready") == 0 {
+            self.clock();
+        }
+        self.clock();
+        self.s.poke("initialise_valid", 0);
+    }
+}
+
+#[test]
+fn a_miss_reads_ahead_as_far_as_posted_and_as_far_as_slots_go() {
+    for (posted, depth) in [(0u64, 0u64), (1, 1), (3, 3), (4, 4), (5, 4), (60, 4)] {
+        let mut b = Bench::new();
+        b.tx[9].cursor_wqe = 0xfffe;
+        b.post[9] = (0xfffe + posted) & 0xffff;
+        let (item, reads) = b.turn(9);
+        assert!(!item.present);
+        let want: Vec<Read> = (0..depth).map(|i| b.want(9, (0xfffe + i) & 0xffff)).collect();
+        assert_eq!(reads, want, "{posted} posted");
+    }
+}
+
+#[test]
+fn a_hit_carries_the_wqe_and_each_step_reads_one_more() {
+    let mut b = Bench::new();
+    b.post[3] = 200;
+    b.turn(3);
+    b.deliver_all();
+    assert_eq!(b.wakes, [3, 3, 3, 3]);
+    for index in 0..100u64 {
+        b.tx[3].cursor_wqe = index;
+        let (item, reads) = b.turn(3);
+        assert!(item.present && !item.failed, "WQE {index}");
+        assert_eq!(item.wqe, b.bytes(3, index), "WQE {index}");
+        // the first turn finds all slots taken
+        let want: Vec<Read> = if index == 0 { vec![] } else { vec![b.want(3, index + 3)] };
+        assert_eq!(reads, want, "WQE {index}");
+        // a second turn on the same WQE (its next packet) reads nothing
+        let (item, reads) = b.turn(3);
+        assert!(item.present && reads.is_empty());
+        b.deliver_all();
+    }
+}
+
+#[test]
+fn each_stride_has_its_addresses_and_lengths() {
+    for log in 6..=9u8 {
+        let mut b = Bench::new();
+        b.queues[1].sq_log_stride = log;
+        b.queues[1].sq_log_depth = 2;
+        b.tx[1].cursor_wqe = 6;
+        b.post[1] = 9;
+        let (_, reads) = b.turn(1);
+        assert_eq!(reads, [b.want(1, 6), b.want(1, 7), b.want(1, 8)]);
+        assert_eq!(reads[0].iova, b.queues[1].sq_base + (2 << log));
+        assert_eq!(reads[2].iova, b.queues[1].sq_base, "the ring wraps");
+        assert_eq!(reads[0].length, [64, 128, 128, 128][log as usize - 6]);
+    }
+    // the deepest ring
+    let mut b = Bench::new();
+    b.queues[1].sq_log_depth = 15;
+    b.tx[1].cursor_wqe = 0xffff;
+    b.post[1] = 1;
+    let (_, reads) = b.turn(1);
+    assert_eq!(reads[0].iova, b.queues[1].sq_base + (0x7fff << 7));
+    assert_eq!(reads[1].iova, b.queues[1].sq_base);
+}
+
+#[test]
+fn a_rewind_follows_the_una_triple_and_reads_again_what_was_overwritten() {
+    let mut b = Bench::new();
+    b.post[2] = 50;
+    b.tx[2].cursor_wqe = 10;
+    b.turn(2);
+    b.deliver_all();
+    // one WQE back: slot of 9 holds 13
+    b.requester[2] = Requester { una_wqe: 9, epoch: 1, ..Requester::default() };
+    let (item, reads) = b.turn(2);
+    assert!(!item.present);
+    assert_eq!(reads, [b.want(2, 9)]);
+    b.deliver_all();
+    b.tx[2] = Tx { cursor_wqe: 9, epoch: 1, ..b.tx[2] };
+    let (item, reads) = b.turn(2);
+    assert!(item.present && reads.is_empty());
+    assert_eq!(item.wqe, b.bytes(2, 9));
+}
+
+#[test]
+fn a_late_arrival_after_a_rewind_is_not_taken_for_the_other_wqe() {
+    let mut b = Bench::new();
+    b.post[2] = 50;
+    b.tx[2].cursor_wqe = 10;
+    b.turn(2);
+    assert_eq!(b.pending.len(), 4);
+    // 6 maps to the slot of 10, whose read is pending
+    b.requester[2] = Requester { una_wqe: 6, epoch: 1, ..Requester::default() };
+    b.tx[2] = Tx { cursor_wqe: 6, epoch: 1, ..b.tx[2] };
+    let (item, reads) = b.turn(2);
+    assert!(!item.present);
+    assert!(reads.is_empty(), "its slot is taken until the late read is over");
+    b.wakes.clear();
+    b.deliver(0, false);
+    b.settle();
+    assert_eq!(b.wakes, [2], "the end of the late read wakes");
+    let (item, reads) = b.turn(2);
+    assert!(!item.present);
+    assert_eq!(reads, [b.want(2, 6)]);
+    b.deliver_all();
+    let (item, _) = b.turn(2);
+    assert!(item.present);
+    assert_eq!(item.wqe, b.bytes(2, 6));
+}
+
+#[test]
+fn a_failed_read_is_told_at_its_wqe_and_not_before() {
+    let mut b = Bench::new();
+    b.post[0] = 3;
+    b.turn(0);
+    b.deliver(1, true);
+    b.deliver_all();
+    let (item, reads) = b.turn(0);
+    assert!(item.present && !item.failed && reads.is_empty());
+    b.tx[0].cursor_wqe = 1;
+    let (item, reads) = b.turn(0);
+    assert!(item.present && item.failed && reads.is_empty(), "told, and not tried again");
+    b.reset_qp(0, true);
+    let (item, reads) = b.turn(0);
+    assert!(!item.present);
+    assert_eq!(reads.len(), 2);
+}
+
+#[test]
+fn a_reset_of_the_card_leaves_no_slot_waiting() {
+    let mut b = Bench::new();
+    b.post[63] = 4;
+    b.turn(63);
+    b.deliver(0, false);
+    assert_eq!(b.pending.len(), 3);
+    reset(&mut b.s);
+    // the PCIe side forgot its reads as well
+    b.pending.clear();
+    b.start_turn(63, false);
+    b.settle();
+    assert!(!b.items.last().unwrap().present);
+    assert_eq!(b.pending.len(), 4);
+    b.deliver_all();
+    assert!(b.turn(63).0.present);
+}
+
+#[test]
+fn a_reset_forgets_and_dooms_what_is_under_way() {
+    let mut b = Bench::new();
+    b.post[5] = 2;
+    b.turn(5);
+    b.deliver(0, false);
+    b.settle();
+    // start of the send side alone keeps the WQEs
+    b.reset_qp(5, false);
+    assert!(b.turn(5).0.present);
+    b.reset_qp(5, true);
+    let (item, reads) = b.turn(5);
+    assert!(!item.present);
+    assert_eq!(reads, [b.want(5, 0)], "slot 1 waits for its doomed read");
+    b.deliver_all();
+    assert!(b.turn(5).0.present);
+    let (_, reads) = b.turn(5);
+    b.tx[5].cursor_wqe = 1;
+    assert_eq!(reads.len() + b.turn(5).1.len(), 0, "asked for when the doomed read had ended");
+    b.deliver_all();
+    let (item, _) = b.turn(5);
+    assert!(item.present);
+    assert_eq!(item.wqe, b.bytes(5, 1));
+}
+
+#[test]
+fn host_memory_of_a_qp_that_may_not_send_is_left_alone() {
+    for (state, valid, reads) in [
+        (QpState::Reset, true, 0),
+        (QpState::Init, true, 0),
+        (QpState::Rtr, true, 0),
+        (QpState::Rts, true, 1),
+        (QpState::Sqd, true, 1),
+        (QpState::Err, true, 0),
+        (QpState::Rts, false, 0),
+    ] {
+        let mut b = Bench::new();
+        b.post[5] = 1;
+        b.rights[5] = QpRights { state: state as u8, valid, ..b.rights[5] };
+        let (item, asked) = b.turn(5);
+        assert!(!item.present, "the turn ends all the same");
+        assert_eq!(asked.len(), reads, "{state:?} {valid}");
+    }
+}
+
+#[test]
+fn the_fence_waits_for_every_read() {
+    let mut b = Bench::new();
+    b.post[1] = 2;
+    b.turn(1);
+    b.s.poke("turn_valid", 1);
+    b.s.poke("turn_fence", 1);
+    let items = b.items.len();
+    b.settle();
+    b.deliver(0, false);
+    b.settle();
+    assert_eq!(b.items.len(), items);
+    assert_eq!(b.s.peek("idle"), 0);
+    b.deliver(0, false);
+    b.start_turn(0, true);
+    b.settle();
+    assert!(b.items[items].fence && !b.items[items].present);
+    assert_eq!(b.s.peek("idle"), 1);
+    assert!(b.turn(1).0.present);
+}
+
+#[test]
+fn at_the_limit_of_reads_a_qp_is_woken_to_try_again() {
+    let mut b = Bench::new();
+    for q in 0..5 {
+        b.post[q] = 4;
+    }
+    for q in 0..4 {
+        b.turn(q);
+    }
+    assert_eq!(b.pending.len(), OUTSTANDING as usize);
+    b.wakes.clear();
+    let (item, reads) = b.turn(4);
+    assert!(!item.present && reads.is_empty());
+    assert_eq!(b.wakes, [4]);
+    b.deliver(3, false);
+    b.settle();
+    let (_, reads) = b.turn(4);
+    assert_eq!(reads, [b.want(4, 0)]);
+    b.deliver_all();
+    assert_eq!(b.turn(4).1.len(), 3);
+}
+
+#[test]
+fn random_turns_find_what_host_memory_holds() {
+    for seed in 1..=6u64 {
+        let mut pick = Choices::new(seed);
+        let mut b = Bench::new();
+        let qps = [0usize, 1, 33, 63];
+        for q in qps {
+            b.queues[q].sq_log_depth = 3 + pick.below(4) as u8;
+            b.queues[q].sq_log_stride = 7 + pick.below(3) as u8;
+            let start = 0xffff - pick.below(30);
+            (b.tx[q].cursor_wqe, b.post[q], b.requester[q].una_wqe) = (start, start, start);
+        }
+        let mut hits = 0;
+        let mut order = vec![];
+        for step in 0..2500 {
+            let q = qps[pick.below(4) as usize];
+            let what = format!("seed {seed}, step {step}, QP {q}");
+            b.s.poke("request_ready", u64::from(pick.chance(70)));
+            b.s.poke("work_ready", u64::from(pick.chance(70)));
+            let used = (b.post[q].wrapping_sub(b.requester[q].una_wqe)) & 0xffff;
+            match pick.below(6) {
+                0 if used < 1 << b.queues[q].sq_log_depth => {
+                    b.post[q] = (b.post[q] + 1) & 0xffff;
+                }
+                1 if !b.pending.is_empty() => {
+                    let i = pick.below(b.pending.len() as u64) as usize;
+                    b.deliver(i, false);
+                }
+                2 if pick.chance(10) => {
+                    // everything from una on is sent again
+                    let r = b.requester[q];
+                    b.requester[q].epoch = (r.epoch + 1) & 15;
+                    b.tx[q] = Tx { epoch: (r.epoch + 1) & 15, cursor_wqe: r.una_wqe, ..b.tx[q] };
+                }
+                3 => {
+                    let ahead = b.tx[q].cursor_wqe.wrapping_sub(b.requester[q].una_wqe) & 0xffff;
+                    if ahead > 0 {
+                        b.requester[q].una_wqe = (b.requester[q].una_wqe + 1) & 0xffff;
+                    }
+                }
+                _ => {
+                    let cursor = b.tx[q].cursor_wqe;
+                    b.start_turn(q, false);
+                    order.push((q, cursor));
+                    while b.items.len() < order.len() {
+                        b.s.poke("work_ready", u64::from(pick.chance(70)));
+                        b.s.poke("request_ready", u64::from(pick.chance(70)));
+                        b.clock();
+                    }
+                    let item = b.items.last().unwrap().clone();
+                    if item.present {
+                        assert_ne!(cursor, b.post[q], "{what}");
+                        assert_eq!(item.wqe, b.bytes(q, cursor), "{what}");
+                        hits += 1;
+                        b.tx[q].cursor_wqe = (cursor + 1) & 0xffff;
+                    }
+                }
+            }
+        }
+        // nothing is stuck: with every read answered each QP reaches its producer
+        b.s.poke("request_ready", 1);
+        b.s.poke("work_ready", 1);
+        for q in qps {
+            let mut turns = 0;
+            while b.tx[q].cursor_wqe != b.post[q] {
+                if b.turn(q).0.present {
+                    b.tx[q].cursor_wqe = (b.tx[q].cursor_wqe + 1) & 0xffff;
+                }
+                b.deliver_all();
+                turns += 1;
+                assert!(turns < 300, "seed {seed}: QP {q} is stuck");
+            }
+        }
+        assert!(hits > 100, "seed {seed}: {hits}");
+    }
+}
+
+#[test]
+fn a_hit_costs_four_clocks() {
+    let mut b = Bench::new();
+    for q in 0..8 {
+        b.post[q] = 4;
+        b.turn(q);
+        b.deliver_all();
+    }
+    let from = b.clocks;
+    for i in 0..32 {
+        b.start_turn(i % 8, false);
+    }
+    // the last is taken in the first of its four clocks
+    assert_eq!(b.clocks - from, 31 * 4 + 1);
+}
+
+#[test]
+fn the_emitted_text_is_clean() {
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Fetch(c)).unwrap());
+    }
+}

@@ -1,0 +1,240 @@
+//! What the frame tests share: captures, an own CRC, an own header reader. Nothing here uses the card's code or
+//! `contract`'s: it is the oracle.
+#![allow(dead_code)]
+
+/// CRC-32 of 802.3 bit by bit; the start value is given, the result not complemented.
+pub fn crc32(mut register: u32, bytes: &[u8]) -> u32 {
+    for byte in bytes {
+        for bit in 0..8 {
+            let feedback = (register ^ u32::from(byte >> bit)) & 1;
+            register = (register >> 1) ^ (0xEDB8_8320 * feedback);
+        }
+    }
+    register
+}
+
+/// `frame` padded to 60 bytes, with its FCS.
+pub fn with_fcs(frame: &[u8]) -> Vec<u8> {
+    let mut out = frame.to_vec();
+    out.resize(out.len().max(60), 0);
+    let fcs = !crc32(u32::MAX, &out);
+    out.extend(fcs.to_le_bytes());
+    out
+}
+
+/// The ICRC bytes of `frame` (IPv4 without VLAN and options), whose last four bytes are not looked at.
+pub fn icrc(frame: &[u8]) -> [u8; 4] {
+    let mut covered = vec![0xff; 8];
+    covered.extend(&frame[14..frame.len() - 4]);
+    for at in [1, 8, 10, 11, 26, 27, 32] {
+        covered[8 + at] = 0xff;
+    }
+    (!crc32(u32::MAX, &covered)).to_le_bytes()
+}
+
+/// Puts the right IPv4 checksum.
+pub fn fix_ip_checksum(frame: &mut [u8]) {
+    frame[24..26].fill(0);
+    let mut sum: u32 = frame[14..34].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    frame[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+}
+
+/// Puts the right ICRC.
+pub fn fix_icrc(frame: &mut [u8]) {
+    let sum = icrc(frame);
+    let n = frame.len();
+    frame[n - 4..].copy_from_slice(&sum);
+}
+
+fn capture(bytes: &[u8]) -> Vec<Vec<u8>> {
+    assert_eq!(bytes[..4], [0xd4, 0xc3, 0xb2, 0xa1], "little-endian pcap");
+    let (mut at, mut out) = (24, vec![]);
+    while at < bytes.len() {
+        let length = u32::from_le_bytes(bytes[at + 8..at + 12].try_into().unwrap()) as usize;
+        out.push(bytes[at + 16..at + 16 + length].to_vec());
+        at += 16 + length;
+    }
+    out
+}
+
+/// Every frame of every capture (all RC over IPv4), with the capture's name.
+pub fn golden() -> Vec<(String, Vec<u8>)> {
+    let mut out = vec![];
+    macro_rules! all { ($($name:literal),*) => { $(
+        let frames = capture(include_bytes!(concat!("../golden/", $name, ".pcap")));
+        out.extend(frames.into_iter().enumerate().map(|(i, f)| (format!("{}#{}", $name, i + 1), f)));
+    )* } }
+    all!(
+        "rc_pingpong_mtu256",
+        "rc_write_pad",
+        "rc_write_odd",
+        "rc_write_lat",
+        "rc_send_mtu4096",
+        "v_send_imm",
+        "v_write_imm",
+        "v_zero_len",
+        "v_psn_wrap",
+        "v_rnr_exceeded",
+        "v_mix",
+        "v_dscp",
+        "v_bad_rkey_write"
+    );
+    out
+}
+
+/// What a RoCEv2 frame over IPv4 says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Said {
+    pub dest_mac: u64,
+    pub source_mac: u64,
+    pub tos: u8,
+    pub ttl: u8,
+    pub source_ip: u32,
+    pub dest_ip: u32,
+    pub source_port: u16,
+    pub opcode: u8,
+    pub solicited: bool,
+    pub pad: u8,
+    pub pkey: u16,
+    pub dest_qpn: u32,
+    pub ack_req: bool,
+    pub psn: u32,
+    pub reth: Option<(u64, u32, u32)>,
+    pub aeth: Option<(u8, u32)>,
+    pub imm: Option<[u8; 4]>,
+    pub payload: Vec<u8>,
+}
+
+/// Bytes of RETH, AETH, immediate (or key to invalidate) and others after the BTH, by RC opcode.
+fn extensions(opcode: u8) -> (bool, bool, bool, usize) {
+    match opcode {
+        0x06 | 0x0a | 0x0c => (true, false, false, 0),
+        0x0b => (true, false, true, 0),
+        0x03 | 0x05 | 0x09 | 0x16 | 0x17 => (false, false, true, 0),
+        0x0d | 0x0f | 0x10 | 0x11 => (false, true, false, 0),
+        0x12 => (false, true, false, 8),
+        0x13 | 0x14 => (false, false, false, 28),
+        _ => (false, false, false, 0),
+    }
+}
+
+/// Header bytes of an RC packet.
+pub fn header_bytes(opcode: u8) -> usize {
+    let (reth, aeth, imm, other) = extensions(opcode);
+    54 + 16 * usize::from(reth) + 4 * usize::from(aeth) + 4 * usize::from(imm) + other
+}
+
+/// Reads `frame` (no FCS; Ethernet padding allowed).
+pub fn read(frame: &[u8]) -> Said {
+    let be = |at: usize, n: usize| frame[at..at + n].iter().fold(0u64, |v, b| v << 8 | u64::from(*b));
+    let end = 14 + be(16, 2) as usize - 4;
+    let opcode = frame[42];
+    let (reth, aeth, imm, _) = extensions(opcode);
+    let header = header_bytes(opcode);
+    let pad = frame[43] >> 4 & 3;
+    Said {
+        dest_mac: be(0, 6),
+        source_mac: be(6, 6),
+        tos: frame[15],
+        ttl: frame[22],
+        source_ip: be(26, 4) as u32,
+        dest_ip: be(30, 4) as u32,
+        source_port: be(34, 2) as u16,
+        opcode,
+        solicited: frame[43] & 0x80 != 0,
+        pad,
+        pkey: be(44, 2) as u16,
+        dest_qpn: be(47, 3) as u32,
+        ack_req: frame[50] & 0x80 != 0,
+        psn: be(51, 3) as u32,
+        reth: reth.then(|| (be(54, 8), be(62, 4) as u32, be(66, 4) as u32)),
+        aeth: aeth.then(|| (frame[54], be(55, 3) as u32)),
+        imm: imm.then(|| frame[header - 4..header].try_into().unwrap()),
+        payload: frame[header..end - usize::from(pad)].to_vec(),
+    }
+}
+
+/// The frame of `said`, IP identification as given, everything else fixed or computed.
+pub fn build(said: &Said, identification: u16) -> Vec<u8> {
+    let mut f = vec![];
+    f.extend(&said.dest_mac.to_be_bytes()[2..]);
+    f.extend(&said.source_mac.to_be_bytes()[2..]);
+    f.extend([8, 0, 0x45, said.tos, 0, 0]);
+    f.extend(identification.to_be_bytes());
+    f.extend([0x40, 0, said.ttl, 17, 0, 0]);
+    f.extend(said.source_ip.to_be_bytes());
+    f.extend(said.dest_ip.to_be_bytes());
+    f.extend(said.source_port.to_be_bytes());
+    f.extend([0x12, 0xb7, 0, 0, 0, 0]);
+    f.extend([said.opcode, u8::from(said.solicited) << 7 | said.pad << 4]);
+    f.extend(said.pkey.to_be_bytes());
+    f.extend(said.dest_qpn.to_be_bytes());
+    f.push(u8::from(said.ack_req) << 7);
+    f.extend(&said.psn.to_be_bytes()[1..]);
+    if let Some((va, rkey, length)) = said.reth {
+        f.extend(va.to_be_bytes());
+        f.extend(rkey.to_be_bytes());
+        f.extend(length.to_be_bytes());
+    }
+    if let Some((syndrome, msn)) = said.aeth {
+        f.push(syndrome);
+        f.extend(&msn.to_be_bytes()[1..]);
+    }
+    if let Some(imm) = said.imm {
+        f.extend(imm);
+    }
+    f.extend(&said.payload);
+    f.resize(f.len() + usize::from(said.pad) + 4, 0);
+    let total = (f.len() - 14) as u16;
+    f[16..18].copy_from_slice(&total.to_be_bytes());
+    f[38..40].copy_from_slice(&(total - 20).to_be_bytes());
+    fix_ip_checksum(&mut f);
+    fix_icrc(&mut f);
+    f
+}
+
+/// A small deterministic stream of choices (xorshift).
+pub struct Choices(pub u64);
+impl Choices {
+    /// 0..n.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 |= u64::from(self.0 == 0);
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+    /// `n` bytes.
+    pub fn bytes(&mut self, n: usize) -> Vec<u8> {
+        (0..n).map(|_| self.below(256) as u8).collect()
+    }
+}
+
+/// Verilator's opinion of `design`: no warning but the two about file names and unused signals.
+pub fn lint(design: &hdl::Design) {
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(design.top());
+    std::fs::create_dir_all(&dir).unwrap();
+    let file = dir.join("design.sv");
+    std::fs::write(&file, design.verilog(hdl::Style::default())).unwrap();
+    let run = std::process::Command::new("verilator")
+        .args([
+            "--lint-only",
+            "-Wall",
+            "-Wno-DECLFILENAME",
+            "-Wno-UNUSEDSIGNAL",
+            "--top-module",
+            design.top(),
+        ])
+        .arg(&file)
+        .output();
+    match run {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            eprintln!("verilator is not installed: not linted")
+        }
+        Err(e) => panic!("verilator: {e}"),
+        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
+    }
+}

@@ -1,0 +1,655 @@
+//! gather with its transmit buffer, by the interpreter: host memory, key table and packetise are played here.
+
+mod txkit;
+
+use contract::{MrEntry, QpRights, Reject, Sge, WcStatus};
+use hdl::{Bits, Bundle, Interpreter, Module, Ports, Sig, Stream, elaborate, instance};
+use nic::Config;
+use nic::flow::{Count, Fault, ReadData, ReadDone, ReadRequest, Segment, TransmitSlot};
+use nic::tx::gather::Gather;
+use nic::tx::transmit_buffer::TransmitBuffer;
+use std::collections::VecDeque;
+use txkit::{Choices, lint, reset, wide};
+
+/// gather and the buffer that its reads fill.
+#[derive(Debug)]
+struct Pair(Config);
+
+#[derive(Ports)]
+#[ports(Pair)]
+struct PairIo {
+    #[sink(c.0.clone())]
+    segment: Stream<Segment>,
+    #[output(c.0.qp_bits())]
+    read_qp: Sig,
+    #[input(256)]
+    rights_word: Sig,
+    #[output(c.0.mr_bits())]
+    read_mr: Sig,
+    #[input(256)]
+    mr_word: Sig,
+    #[source]
+    request: Stream<ReadRequest>,
+    #[input]
+    read_done: ReadDone,
+    #[source(c.0.clone())]
+    slot: Stream<TransmitSlot>,
+    #[input]
+    sent: Sig,
+    #[source(c.0.clone())]
+    fault: Stream<Fault>,
+    #[output]
+    count: Count,
+    #[output]
+    stall: Sig,
+    #[output]
+    idle: Sig,
+    #[input(c.0.clone())]
+    read_data: ReadData,
+    #[input]
+    read: Sig,
+    #[input(c.0.transmit_address_bits())]
+    read_address: Sig,
+    #[output(c.0.data_bits())]
+    word: Sig,
+}
+
+impl Module for Pair {
+    type Io = PairIo;
+    fn name(&self) -> String {
+        "pair".into()
+    }
+    fn body(&self, io: &PairIo) {
+        let g = instance("gather", &Gather(self.0.clone()));
+        let b = instance("buffer", &TransmitBuffer(self.0.clone()));
+        g.segment.take(&io.segment);
+        io.read_qp.set(g.read_qp);
+        g.rights_word.set(io.rights_word);
+        io.read_mr.set(g.read_mr);
+        g.mr_word.set(io.mr_word);
+        io.request.take(&g.request);
+        g.read_done.assign(&io.read_done);
+        io.slot.take(&g.slot);
+        g.sent.set(io.sent);
+        io.fault.take(&g.fault);
+        io.count.assign(&g.count);
+        io.stall.set(g.stall);
+        io.idle.set(g.idle);
+        b.read_data.assign(&io.read_data);
+        b.read.set(io.read);
+        b.read_address.set(io.read_address);
+        io.word.set(b.word);
+    }
+}
+
+fn host(iova: u64) -> u8 {
+    (iova.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 29) as u8
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Read {
+    iova: u64,
+    length: u64,
+    address: u64,
+    id: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    qp: u64,
+    fence: bool,
+    opcode: u64,
+    psn: u64,
+    length: u64,
+    address: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Packet {
+    qp: u64,
+    opcode: u64,
+    psn: u64,
+    wqe: u64,
+    offset: u64,
+    length: u64,
+    sges: Vec<Sge>,
+}
+
+impl Packet {
+    fn new(psn: u64, length: u64, sges: &[Sge]) -> Packet {
+        Packet { qp: 7, opcode: 0x04, psn, wqe: psn & 0xffff, offset: 0, length, sges: sges.to_vec() }
+    }
+}
+
+struct Bench {
+    s: Interpreter,
+    mrs: Vec<MrEntry>,
+    reads: Vec<Read>,
+    slots: VecDeque<Slot>,
+    faults: Vec<(u64, u64, u64)>,
+    rejects: Vec<u64>,
+    queue: VecDeque<Option<Packet>>,
+    clocks: u64,
+    taken: Vec<u64>,
+}
+
+const PD: u32 = 0x1234;
+
+impl Bench {
+    fn new() -> Bench {
+        let c = Config::small();
+        let mut s = Interpreter::new(&elaborate(&Pair(c.clone())).unwrap());
+        reset(&mut s);
+        for ready in ["request_ready", "slot_ready", "fault_ready"] {
+            s.poke(ready, 1);
+        }
+        let rights = QpRights { pd: PD, ..QpRights::default() };
+        s.poke_bits("rights_word", &Bits::from_bytes(256, &rights.pack()));
+        let mut mrs = vec![MrEntry::default(); c.mrs as usize];
+        for (i, at) in [(5u64, 0x10_0000u64), (6, 0x7777_0000_0001), (255, 0xffff_ffff_0000_0000)] {
+            mrs[i as usize] = MrEntry {
+                valid: true,
+                tag: i as u8 ^ 0xa5,
+                pd: PD,
+                va: at,
+                length: 0x10_0000,
+                iova: 0x4_0000_0000 * i + 3,
+                ..MrEntry::default()
+            };
+        }
+        Bench {
+            s,
+            mrs,
+            reads: vec![],
+            slots: VecDeque::new(),
+            faults: vec![],
+            rejects: vec![],
+            queue: VecDeque::new(),
+            clocks: 0,
+            taken: vec![],
+        }
+    }
+
+    /// An SGE into region `mr` at `offset`.
+    fn sge(&self, mr: usize, offset: u64, length: u64) -> Sge {
+        let m = &self.mrs[mr];
+        Sge {
+            addr: m.va.wrapping_add(offset),
+            length: length as u32,
+            lkey: (mr as u32) << 8 | u32::from(m.tag),
+        }
+    }
+
+    /// The bytes of a packet, by walking the list a byte at a time.
+    fn payload(&self, p: &Packet) -> Vec<u8> {
+        let message = p.sges.iter().filter(|g| g.length > 0).flat_map(|g| {
+            let m = &self.mrs[(g.lkey >> 8) as usize];
+            let iova = m.iova.wrapping_add(g.addr.wrapping_sub(m.va));
+            (0..u64::from(g.length)).map(move |i| host(iova.wrapping_add(i)))
+        });
+        message.skip(p.offset as usize).take(p.length as usize).collect()
+    }
+
+    fn clock(&mut self) {
+        let s = &mut self.s;
+        s.poke("segment_valid", u64::from(!self.queue.is_empty()));
+        if let Some(front) = self.queue.front() {
+            let zero = Packet::new(0, 0, &[]);
+            let p = front.as_ref().unwrap_or(&zero);
+            for (f, v) in [
+                ("fence", u64::from(front.is_none())),
+                ("qp", p.qp),
+                ("opcode", p.opcode),
+                ("psn", p.psn),
+                ("wqe_index", p.wqe),
+                ("offset", p.offset),
+                ("length", p.length),
+            ] {
+                s.poke(&format!("segment_{f}"), v);
+            }
+            let mut bytes: Vec<u8> = p.sges.iter().flat_map(Sge::pack).collect();
+            bytes.resize(64, 0);
+            s.poke_bits("segment_sges", &Bits::from_bytes(512, &bytes));
+        }
+        let moves = s.peek("segment_ready") == 1 && !self.queue.is_empty();
+        if s.peek("request_valid") == 1 && s.peek("request_ready") == 1 {
+            self.reads.push(Read {
+                iova: s.peek("request_iova"),
+                length: s.peek("request_length"),
+                address: s.peek("request_address"),
+                id: s.peek("request_id"),
+            });
+        }
+        if s.peek("slot_valid") == 1 && s.peek("slot_ready") == 1 {
+            let mut get = |f: &str| s.peek(&format!("slot_packet_{f}"));
+            let (qp, fence) = (get("qp"), get("fence") == 1);
+            let (opcode, psn, length) = (get("opcode"), get("psn"), get("length"));
+            let address = s.peek("slot_address");
+            self.slots.push_back(Slot { qp, fence, opcode, psn, length, address });
+        }
+        if s.peek("fault_valid") == 1 && s.peek("fault_ready") == 1 {
+            self.faults.push((s.peek("fault_qp"), s.peek("fault_wqe_index"), s.peek("fault_status")));
+        }
+        if s.peek("count_valid") == 1 {
+            self.rejects.push(s.peek("count_index"));
+        }
+        let mr = s.peek("read_mr") as usize;
+        s.clock();
+        s.poke_bits("mr_word", &Bits::from_bytes(256, &self.mrs[mr].pack()));
+        s.poke("read_done_valid", 0);
+        s.poke("read_data_valid", 0);
+        s.poke("sent", 0);
+        if moves {
+            self.queue.pop_front();
+            self.taken.push(self.clocks);
+        }
+        self.clocks += 1;
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..30 {
+            self.clock();
+        }
+    }
+
+    /// Ends read `i`: its bytes land, word by word, and it is over.
+    fn deliver(&mut self, i: usize, failed: bool) {
+        let r = self.reads.remove(i);
+        assert!(r.length >= 1 && r.length <= 4096);
+        let (mut at, end) = (r.address, r.address + r.length);
+        while at < end && !failed {
+            let word = at & !7;
+            let (mut data, mut lanes) = (0u64, 0u64);
+            for lane in 0..8 {
+                let byte = word + lane;
+                if byte >= r.address && byte < end {
+                    data |= u64::from(host(r.iova.wrapping_add(byte - r.address))) << (8 * lane);
+                    lanes |= 1 << lane;
+                }
+            }
+            self.s.poke("read_data_valid", 1);
+            self.s.poke("read_data_client", 0);
+            self.s.poke("read_data_address", word & 0xffff);
+            self.s.poke("read_data_data", data);
+            self.s.poke("read_data_lanes", lanes);
+            self.clock();
+            at = word + 8;
+        }
+        self.s.poke("read_done_valid", 1);
+        self.s.poke("read_done_client", 0);
+        self.s.poke("read_done_id", r.id);
+        self.s.poke("read_done_failed", u64::from(failed));
+        self.clock();
+    }
+
+    fn deliver_all(&mut self) {
+        self.settle();
+        while !self.reads.is_empty() {
+            self.deliver(0, false);
+        }
+        self.settle();
+    }
+
+    /// What packetise would read, then its `sent`.
+    fn take(&mut self, slot: &Slot) -> Vec<u8> {
+        let mut bytes = vec![];
+        for i in 0..slot.length {
+            let at = (slot.address + i) & 0x7fff;
+            if i == 0 || at.is_multiple_of(8) {
+                self.s.poke("read", 1);
+                self.s.poke("read_address", at);
+                self.clock();
+                self.s.poke("read", 0);
+            }
+            bytes.push((self.s.peek("word") >> (8 * (at % 8))) as u8);
+        }
+        self.s.poke("sent", 1);
+        self.clock();
+        bytes
+    }
+
+    /// Sends one packet alone, in order; its payload as packetise finds it.
+    fn one(&mut self, p: &Packet) -> Vec<u8> {
+        self.queue.push_back(Some(p.clone()));
+        self.deliver_all();
+        let slot = self.slots.pop_front().expect("a complete frame leaves");
+        assert_eq!((slot.qp, slot.opcode, slot.psn, slot.length), (p.qp, p.opcode, p.psn, p.length));
+        self.take(&slot)
+    }
+}
+
+#[test]
+fn payload_lies_in_the_lane_where_the_headers_end() {
+    let mut b = Bench::new();
+    for (opcode, header) in [
+        (0x00, 54),
+        (0x01, 54),
+        (0x02, 54),
+        (0x03, 58),
+        (0x04, 54),
+        (0x05, 58),
+        (0x06, 70),
+        (0x07, 54),
+        (0x08, 54),
+        (0x09, 58),
+        (0x0a, 70),
+        (0x0b, 74),
+    ] {
+        let p = Packet { opcode, ..Packet::new(1, 9, &[b.sge(5, 100, 9)]) };
+        b.queue.push_back(Some(p.clone()));
+        b.deliver_all();
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!(slot.address % 8, header % 8, "opcode {opcode:#x}");
+        assert_eq!(b.take(&slot), b.payload(&p));
+    }
+    b.settle();
+    assert_eq!(b.s.peek("idle"), 1);
+}
+
+#[test]
+fn every_alignment_and_short_length_arrives_whole() {
+    let mut b = Bench::new();
+    for offset in 0..8 {
+        for length in [0, 1, 2, 7, 8, 9, 15, 16, 17] {
+            let p = Packet::new(offset, length, &[b.sge(6, offset, length)]);
+            let want = b.payload(&p);
+            assert_eq!(want.len() as u64, length);
+            assert_eq!(b.one(&p), want, "offset {offset}, {length} bytes");
+        }
+    }
+    let p = Packet::new(9, 4096, &[b.sge(255, 5, 4096)]);
+    assert_eq!(b.one(&p), b.payload(&p));
+}
+
+#[test]
+fn one_to_four_sges_are_walked_from_any_offset() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 3, 100), b.sge(6, 77, 1), b.sge(255, 9, 0), b.sge(5, 4001, 300)];
+    for offset in [0, 1, 99, 100, 101, 102, 200, 400] {
+        for length in [0, 1, 2, 100, 101, 102, 401] {
+            if offset + length <= 401 {
+                let p = Packet { offset, ..Packet::new(offset, length, &list) };
+                assert_eq!(b.one(&p), b.payload(&p), "offset {offset}, {length} bytes");
+            }
+        }
+    }
+    // zero lengths first, between and last; the key of an empty SGE is not looked at
+    let nothing = Sge { addr: 1, length: 0, lkey: 0xffff_ffff };
+    for list in [
+        vec![nothing, b.sge(5, 0, 20), nothing, b.sge(6, 0, 20)],
+        vec![nothing, nothing, nothing, b.sge(5, 0, 40)],
+        vec![b.sge(5, 0, 40), nothing, nothing, nothing],
+    ] {
+        let p = Packet::new(1, 40, &list);
+        assert_eq!(b.one(&p), b.payload(&p));
+    }
+    // deep in a long list of big SGEs
+    let list = [b.sge(5, 0, 0x8_0000), b.sge(6, 0, 0x8_0000), b.sge(255, 0, 0x1_0000)];
+    for offset in [0x7_f000u64, 0x7_f001, 0x8_0000, 0xf_f800] {
+        let p = Packet { offset, ..Packet::new(1, 4096, &list) };
+        let want: Vec<u8> = b.payload(&p);
+        assert_eq!(b.one(&p), want, "offset {offset:#x}");
+    }
+    assert!(b.faults.is_empty());
+}
+
+#[test]
+fn a_piece_is_one_read_at_the_iova_of_its_region() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0x21, 30), b.sge(6, 0, 30)];
+    b.queue.push_back(Some(Packet { offset: 10, ..Packet::new(0, 40, &list) }));
+    b.settle();
+    let iova = |mr: usize, offset: u64| b.mrs[mr].iova + offset;
+    let want = [
+        Read { iova: iova(5, 0x2b), length: 20, address: 6, id: 0 },
+        Read { iova: iova(6, 0), length: 20, address: 26, id: 0 },
+    ];
+    assert_eq!(b.reads, want);
+}
+
+#[test]
+fn each_fault_drops_its_frame_alone_with_its_status() {
+    let (protection, length) = (WcStatus::LocProtErr as u64, WcStatus::LocLenErr as u64);
+    type Spoil = fn(&mut Bench) -> Vec<Sge>;
+    let spoils: [(&str, u64, Reject, Spoil); 9] = [
+        ("short list", length, Reject::SglTooShort, |b| vec![b.sge(5, 0, 99)]),
+        ("no list", length, Reject::SglTooShort, |_| vec![]),
+        ("no region", protection, Reject::SglKey, |b| {
+            b.mrs[9] = b.mrs[5];
+            b.mrs[9].valid = false;
+            vec![b.sge(9, 0, 100)]
+        }),
+        ("stale tag", protection, Reject::SglKey, |b| vec![Sge { lkey: 5 << 8, ..b.sge(5, 0, 100) }]),
+        ("other PD", protection, Reject::SglKey, |b| {
+            b.mrs[9] = MrEntry { pd: 1, ..b.mrs[5] };
+            vec![b.sge(9, 0, 100)]
+        }),
+        ("one byte past", protection, Reject::SglKey, |b| vec![b.sge(5, 0x10_0000 - 99, 100)]),
+        ("one byte before", protection, Reject::SglKey, |b| {
+            vec![Sge { addr: b.mrs[5].va - 1, ..b.sge(5, 0, 100) }]
+        }),
+        ("index beyond the table", protection, Reject::SglKey, |b| {
+            let g = b.sge(5, 0, 100);
+            vec![Sge { lkey: g.lkey | 1 << 16, ..g }]
+        }),
+        ("second SGE bad", protection, Reject::SglKey, |b| {
+            vec![b.sge(5, 0, 50), Sge { lkey: 0, ..b.sge(5, 0, 50) }]
+        }),
+    ];
+    for (what, status, reject, spoil) in spoils {
+        let mut b = Bench::new();
+        let bad = spoil(&mut b);
+        let good = b.sge(5, 0, 100);
+        b.queue.push_back(Some(Packet::new(1, 100, &[good])));
+        b.queue.push_back(Some(Packet::new(2, 100, &bad)));
+        b.queue.push_back(Some(Packet::new(3, 100, &[good])));
+        b.settle();
+        assert!(b.faults.is_empty() && b.slots.is_empty(), "{what}: nothing passes the first");
+        b.deliver_all();
+        assert_eq!(b.faults, [(7, 2, status)], "{what}");
+        assert_eq!(b.rejects, [reject as u64], "{what}");
+        for psn in [1, 3] {
+            let slot = b.slots.pop_front().unwrap();
+            assert_eq!(slot.psn, psn, "{what}");
+            assert_eq!(b.take(&slot), b.payload(&Packet::new(psn, 100, &[good])), "{what}");
+        }
+        b.settle();
+        assert_eq!(b.s.peek("idle"), 1, "{what}: all room came back");
+    }
+    // exactly at the end of the region is allowed
+    let mut b = Bench::new();
+    let p = Packet::new(1, 100, &[b.sge(5, 0x10_0000 - 100, 100)]);
+    assert_eq!(b.one(&p), b.payload(&p));
+    // and nothing is asked of a key for zero bytes
+    let p = Packet::new(1, 0, &[Sge { addr: 0, length: 0, lkey: 0 }]);
+    assert_eq!(b.one(&p), vec![]);
+}
+
+#[test]
+fn a_failed_read_is_a_fault_when_the_other_reads_of_the_frame_are_over() {
+    for first_fails in [true, false] {
+        let mut b = Bench::new();
+        let list = [b.sge(5, 0, 50), b.sge(6, 0, 50)];
+        b.queue.push_back(Some(Packet::new(4, 100, &list)));
+        b.settle();
+        b.deliver(0, first_fails);
+        b.settle();
+        assert!(b.faults.is_empty());
+        b.deliver(0, !first_fails);
+        b.settle();
+        assert_eq!(b.faults, [(7, 4, WcStatus::LocProtErr as u64)]);
+        assert_eq!(b.rejects, [Reject::GatherFailed as u64]);
+        assert_eq!(b.s.peek("idle"), 1);
+        assert!(b.slots.is_empty());
+    }
+}
+
+#[test]
+fn a_full_ring_and_full_slots_wait_for_what_is_sent() {
+    // by bytes: 32 KiB hold seven frames of 4096 bytes and a bit
+    let mut b = Bench::new();
+    let list = [b.sge(5, 1, 0x1_0000)];
+    for i in 0..20 {
+        b.queue.push_back(Some(Packet { offset: i * 1000, ..Packet::new(i, 4096, &list) }));
+    }
+    b.settle();
+    b.settle();
+    assert_eq!(b.queue.len(), 13);
+    assert_eq!(b.s.peek("stall"), 1);
+    for i in 0..20 {
+        while b.slots.is_empty() {
+            if b.reads.is_empty() {
+                b.clock();
+            } else {
+                b.deliver(0, false);
+            }
+        }
+        let slot = b.slots.pop_front().unwrap();
+        let want = b.payload(&Packet { offset: i * 1000, ..Packet::new(i, 4096, &list) });
+        assert_eq!((slot.psn, b.take(&slot) == want), (i, true));
+    }
+    b.settle();
+    assert_eq!(b.s.peek("idle"), 1);
+    // by slots: 32 frames of one byte
+    for i in 0..40 {
+        b.queue.push_back(Some(Packet::new(i, 1, &list)));
+    }
+    for _ in 0..10 {
+        b.settle();
+    }
+    assert_eq!(b.queue.len(), 8);
+    b.deliver_all();
+    assert_eq!((b.queue.len(), b.slots.len()), (8, 32));
+    let slot = b.slots.pop_front().unwrap();
+    b.take(&slot);
+    b.settle();
+    assert_eq!(b.queue.len(), 7, "one sent, one more taken");
+}
+
+#[test]
+fn frames_leave_in_order_when_reads_end_in_reverse() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 1, 64), b.sge(6, 1, 64)];
+    for i in 0..10 {
+        b.queue.push_back(Some(Packet { offset: i, ..Packet::new(i, 100, &list) }));
+    }
+    b.queue.push_back(None);
+    for _ in 0..4 {
+        b.settle();
+    }
+    assert_eq!(b.reads.len(), 20);
+    while b.reads.len() > 1 {
+        b.deliver(b.reads.len() - 1, false);
+        assert!(b.slots.is_empty());
+    }
+    b.deliver_all();
+    for i in 0..10 {
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!((slot.psn, slot.fence), (i, false));
+        assert_eq!(b.take(&slot), b.payload(&Packet { offset: i, ..Packet::new(i, 100, &list) }));
+    }
+    assert!(b.slots.pop_front().unwrap().fence, "the fence is last");
+    b.settle();
+    assert_eq!(b.s.peek("idle"), 1, "the fence needs no `sent`");
+}
+
+#[test]
+fn random_packets_through_a_small_world_come_out_whole_and_in_order() {
+    for seed in 1..=3u64 {
+        let mut pick = Choices::new(seed);
+        let mut b = Bench::new();
+        let mut expected: VecDeque<(Option<Packet>, bool)> = VecDeque::new();
+        let mut faults = vec![];
+        let (mut sent, mut n) = (0, 0);
+        while sent < 120 {
+            for ready in ["request_ready", "slot_ready", "fault_ready"] {
+                let on = pick.chance(60);
+                b.s.poke(ready, u64::from(on));
+            }
+            match pick.below(10) {
+                0..=2 if b.queue.len() < 4 => {
+                    if pick.chance(3) {
+                        b.queue.push_back(None);
+                        expected.push_back((None, false));
+                        continue;
+                    }
+                    let mut list: Vec<Sge> = (0..1 + pick.below(4))
+                        .map(|_| {
+                            let (mr, at) = ([5, 6, 255][pick.below(3) as usize], pick.below(0x8_0000));
+                            let length = if pick.chance(25) { 0 } else { pick.below(2000) };
+                            b.sge(mr, at, length)
+                        })
+                        .collect();
+                    let total: u64 = list.iter().map(|g| u64::from(g.length)).sum();
+                    let offset = pick.below(total + 1);
+                    let length = (1 + pick.below(1500)).min(total - offset);
+                    let bad = pick.chance(8) && length > 0;
+                    if bad {
+                        list.iter_mut().for_each(|g| g.lkey ^= 1);
+                    }
+                    n += 1;
+                    let opcode = pick.below(12);
+                    let p = Packet { opcode, offset, qp: pick.below(64), ..Packet::new(n, length, &list) };
+                    if bad {
+                        faults.push((p.qp, p.wqe, WcStatus::LocProtErr as u64));
+                    }
+                    expected.push_back((Some(p.clone()), bad));
+                    b.queue.push_back(Some(p));
+                }
+                3..=6 if !b.reads.is_empty() => {
+                    let i = pick.below(b.reads.len() as u64) as usize;
+                    b.deliver(i, false);
+                }
+                7 if !b.slots.is_empty() => {
+                    let slot = b.slots.pop_front().unwrap();
+                    let next = loop {
+                        let (p, bad) = expected.pop_front().expect("something was expected");
+                        if !bad {
+                            break p;
+                        }
+                    };
+                    let Some(p) = next else {
+                        assert!(slot.fence, "seed {seed}");
+                        continue;
+                    };
+                    assert_eq!((slot.qp, slot.psn, slot.length), (p.qp, p.psn, p.length), "seed {seed}");
+                    let bytes = b.take(&slot);
+                    assert!(bytes == b.payload(&p), "seed {seed}: payload of {p:?}");
+                    sent += 1;
+                }
+                _ => b.clock(),
+            }
+        }
+        faults.truncate(b.faults.len());
+        assert!(faults.len() > 2, "seed {seed}");
+        assert_eq!(b.faults, faults, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_packet_costs_four_clocks_and_one_per_sge() {
+    let mut b = Bench::new();
+    for sges in 1..=4u64 {
+        let list: Vec<Sge> = (0..sges).map(|i| b.sge(5, i, 16)).collect();
+        b.taken.clear();
+        for i in 0..6 {
+            b.queue.push_back(Some(Packet::new(i, 16 * sges, &list)));
+        }
+        b.deliver_all();
+        let gaps: Vec<u64> = b.taken.windows(2).map(|w| w[1] - w[0]).collect();
+        assert_eq!(gaps, vec![4 + sges; 5], "{sges} SGEs");
+        while let Some(slot) = b.slots.pop_front() {
+            b.take(&slot);
+        }
+    }
+}
+
+#[test]
+fn the_emitted_text_is_clean() {
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Gather(c)).unwrap());
+    }
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&TransmitBuffer(c)).unwrap());
+    }
+}

@@ -1,0 +1,927 @@
+//! place, by the interpreter: payload through receive WQEs against a model of the walk, the owed tails, CQEs and events,
+//! misses and fences, with a host memory whose reads end late, in any order, or badly.
+
+mod bench;
+
+use bench::{Choices, PLACED, Ram, TX, Word, clock, reset};
+use contract::context::{MrEntry, QpQueues, QpRights};
+use contract::{QpState, Reject, Sge};
+use hdl::{Bits, Interpreter, elaborate};
+use nic::Config;
+use nic::rx::place::Place;
+use std::collections::{BTreeMap, VecDeque};
+
+const FENCE: u64 = 0;
+const WRITE: u64 = 1;
+const SEND: u64 = 2;
+const REACK: u64 = 3;
+const NAK: u64 = 4;
+const QPS: usize = 4;
+const RQ_BASE: u64 = 0x9000_0000;
+const LOG_DEPTH: u8 = 4;
+
+fn config() -> Config {
+    Config { qps: QPS as u32, mrs: 8, receive_slots: 4, ..Config::small() }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Verdict {
+    action: u64,
+    qp: u32,
+    psn: u32,
+    ack_req: bool,
+    first: bool,
+    last: bool,
+    fatal: bool,
+    syndrome: u8,
+    iova: u64,
+    relaxed: bool,
+    wqe: Option<u16>,
+    offset: u32,
+    length: u32,
+    address: u32,
+    slot: u8,
+    with_imm: bool,
+    solicited: bool,
+    imm: u32,
+}
+
+/// iova, length, packet buffer address
+type Piece = (u64, u32, u32);
+/// QP, WQE, opcode, status, bytes, immediate
+type Done = (u32, u16, u8, u8, u32, Option<u32>);
+
+struct Reading {
+    due: u64,
+    iova: u64,
+    address: u64,
+    id: u64,
+    beat: u64,
+    failed: bool,
+}
+
+struct Bench {
+    s: Interpreter,
+    rams: Vec<Ram>,
+    lanes: usize,
+    time: u64,
+    pick: Choices,
+    /// Host memory: receive WQEs by IOVA.
+    host: BTreeMap<u64, [u8; 64]>,
+    reading: Vec<Reading>,
+    /// Least and most clocks of a read.
+    latency: (u64, u64),
+    bad_reads: bool,
+    unwritten: VecDeque<u64>,
+    write_latency: u64,
+    offers: VecDeque<Verdict>,
+    doorbells: VecDeque<u32>,
+    /// How often the write engine and complete take something: one clock in n.
+    slow: u64,
+    pieces: Vec<Piece>,
+    written: usize,
+    done: Vec<Done>,
+    events: Vec<(u64, u64)>,
+    wakes: Vec<u32>,
+    released: Vec<u8>,
+    rejects: Vec<Reject>,
+    fences: u32,
+    reads: u32,
+    dropped: Vec<Verdict>,
+}
+
+const WQE_KEY: u32 = 2 << 8 | 0x11;
+
+impl Bench {
+    fn new(seed: u64) -> Bench {
+        Bench::sized(seed, 8)
+    }
+    /// With beats of `lanes` bytes.
+    fn sized(seed: u64, lanes: usize) -> Bench {
+        Bench::with_config(seed, Config { data_bytes: lanes as u32, ..config() })
+    }
+    fn with_config(seed: u64, c: Config) -> Bench {
+        let lanes = c.data_bytes as usize;
+        let design = elaborate(&Place { config: c.clone() }).unwrap_or_else(|e| panic!("{e}"));
+        let mut s = Interpreter::new(&design);
+        let mut rams = vec![
+            Ram::new(QPS, 256, "packet_address", "rights_word")
+                .also_read("fetch_address", "fetch_rights_word"),
+            Ram::new(QPS, 256, "finish_address", "finish_queues_word")
+                .also_read("fetch_address", "fetch_queues_word"),
+            Ram::new(QPS, Word::new(PLACED).width(), "finish_address", "placed_word")
+                .written_by("placed_write"),
+            Ram::new(QPS, Word::new(TX).width(), "finish_address", "tx_word"),
+            Ram::new(QPS, 16, "fetch_address", "post_rq_word"),
+            Ram::new(c.mrs as usize, 256, "mr_address", "mr_word"),
+        ];
+        for i in 0..QPS {
+            let rights = QpRights { state: QpState::Rts as u8, valid: true, pd: 7, ..Default::default() };
+            let queues = QpQueues {
+                rq_base: RQ_BASE + i as u64 * 0x1_0000,
+                rq_log_depth: LOG_DEPTH,
+                rq_log_stride: 6,
+                recv_cqn: 20 + i as u32,
+                ..Default::default()
+            };
+            rams[0].words[i] = Bits::from_bytes(256, &rights.pack());
+            rams[1].words[i] = Bits::from_bytes(256, &queues.pack());
+        }
+        let region = MrEntry {
+            valid: true,
+            tag: 0x11,
+            access: 1,
+            pd: 7,
+            va: 0x10_0000,
+            length: 0x10_0000,
+            iova: 0x5000_0000,
+            ..Default::default()
+        };
+        rams[5].words[2] = Bits::from_bytes(256, &region.pack());
+        rams[5].words[3] = Bits::from_bytes(256, &MrEntry { access: 2, ..region }.pack());
+        reset(&mut s);
+        let mut b = Bench {
+            s,
+            rams,
+            lanes,
+            time: 0,
+            pick: Choices::new(seed),
+            host: BTreeMap::new(),
+            reading: vec![],
+            latency: (20, 40),
+            bad_reads: false,
+            unwritten: VecDeque::new(),
+            write_latency: 10,
+            offers: VecDeque::new(),
+            doorbells: VecDeque::new(),
+            slow: 1,
+            pieces: vec![],
+            written: 0,
+            done: vec![],
+            events: vec![],
+            wakes: vec![],
+            released: vec![],
+            rejects: vec![],
+            fences: 0,
+            reads: 0,
+            dropped: vec![],
+        };
+        for i in 0..QPS {
+            b.start(i, 100);
+        }
+        b
+    }
+    fn start(&mut self, qp: usize, psn: u32) {
+        for (n, v) in [("valid", 1), ("qp", qp as u64), ("receive", 1), ("rq_psn", psn.into())] {
+            self.s.poke(&format!("initialise_{n}"), v);
+        }
+        while self.s.peek("initialise_ready") == 0 {
+            self.clock();
+        }
+        self.clock();
+        self.s.poke("initialise_valid", 0);
+    }
+    fn producer(&self, qp: usize) -> u64 {
+        self.rams[4].words[qp].low()
+    }
+    /// Posts a receive, without its doorbell.
+    fn post(&mut self, qp: usize, sges: &[Sge]) -> u16 {
+        let index = self.producer(qp);
+        let mut bytes = [0; 64];
+        for (to, sge) in bytes.chunks_exact_mut(16).zip(sges) {
+            to.copy_from_slice(&sge.pack());
+        }
+        let slot = index & ((1 << LOG_DEPTH) - 1);
+        self.host.insert(RQ_BASE + qp as u64 * 0x1_0000 + slot * 64, bytes);
+        self.rams[4].words[qp] = Bits::new(16, u128::from((index + 1) & 0xffff));
+        index as u16
+    }
+    fn ring(&mut self, qp: usize) {
+        self.doorbells.push_back(qp as u32);
+    }
+    fn placed(&self, qp: usize) -> Word {
+        let mut w = Word::new(PLACED);
+        w.load(&self.rams[2].words[qp]);
+        w
+    }
+    fn pay(&mut self, qp: usize) {
+        let seq = self.placed(qp).get("tail_seq");
+        self.rams[3].words[qp] = Word::new(TX).with("paid", seq).bits();
+    }
+    fn tail(&self, qp: usize) -> (u64, u64, u64) {
+        let p = self.placed(qp);
+        (p.get("tail_syndrome"), p.get("tail_psn"), p.get("tail_msn"))
+    }
+    fn clock(&mut self) {
+        let s = &mut self.s;
+        // check's side: a SEND without room is dropped
+        let mut offered = None;
+        while let Some(v) = self.offers.front().copied() {
+            if v.action == SEND && s.peek("room") == 0 {
+                self.offers.pop_front();
+                self.dropped.push(v);
+                continue;
+            }
+            offered = Some(v);
+            break;
+        }
+        s.poke("verdict_valid", u64::from(offered.is_some()));
+        if let Some(v) = offered {
+            for (n, x) in [
+                ("action", v.action),
+                ("qp", v.qp.into()),
+                ("psn", v.psn.into()),
+                ("ack_req", v.ack_req.into()),
+                ("first", v.first.into()),
+                ("last", v.last.into()),
+                ("fatal", v.fatal.into()),
+                ("syndrome", v.syndrome.into()),
+                ("iova", v.iova),
+                ("relaxed", v.relaxed.into()),
+                ("wqe_index", v.wqe.unwrap_or(0).into()),
+                ("uses_wqe", v.wqe.is_some().into()),
+                ("offset", v.offset.into()),
+                ("length", v.length.into()),
+                ("address", v.address.into()),
+                ("slot", v.slot.into()),
+                ("with_imm", v.with_imm.into()),
+                ("solicited", v.solicited.into()),
+                ("imm", v.imm.into()),
+            ] {
+                s.poke(&format!("verdict_{n}"), x);
+            }
+        }
+        let bell = self.doorbells.pop_front();
+        s.poke("doorbell_valid", u64::from(bell.is_some()));
+        s.poke("doorbell_qp", u64::from(bell.unwrap_or(0)));
+        // the read engine: one beat of some read per clock
+        s.poke("read_data_valid", 0);
+        s.poke("read_done_valid", 0);
+        let ripe: Vec<usize> =
+            (0..self.reading.len()).filter(|i| self.reading[*i].due <= self.time).collect();
+        if !ripe.is_empty() {
+            let i = self.pick.of(&ripe);
+            let r = &mut self.reading[i];
+            if r.beat < 64 / self.lanes as u64 {
+                let bytes = self.host.get(&r.iova).copied().unwrap_or([0xee; 64]);
+                let at = self.lanes * r.beat as usize;
+                let lanes = self.lanes as u32;
+                s.poke("read_data_valid", 1);
+                s.poke("read_data_client", 2);
+                s.poke("read_data_address", r.address + at as u64);
+                s.poke_bits("read_data_data", &Bits::from_bytes(8 * lanes, &bytes[at..at + self.lanes]));
+                s.poke_bits("read_data_lanes", &Bits::from_bytes(lanes, &[0xff; 8]));
+                r.beat += 1;
+            } else {
+                s.poke("read_done_valid", 1);
+                s.poke("read_done_client", 2);
+                s.poke("read_done_id", r.id);
+                s.poke("read_done_failed", u64::from(r.failed));
+                self.reading.remove(i);
+            }
+        }
+        s.poke("read_ready", u64::from(self.pick.one_in(self.slow)));
+        let written = self.unwritten.front().is_some_and(|t| *t <= self.time);
+        s.poke("written", u64::from(written));
+        if written {
+            self.unwritten.pop_front();
+            self.written += 1;
+        }
+        s.poke("payload_ready", u64::from(self.pick.one_in(self.slow)));
+        s.poke("completion_ready", u64::from(self.pick.one_in(self.slow)));
+        s.poke("event_ready", u64::from(self.pick.one_in(self.slow)));
+        s.poke("wake_ready", u64::from(self.pick.one_in(self.slow)));
+        let moves = |s: &mut Interpreter, p: &str| {
+            s.peek(&format!("{p}_valid")) == 1 && s.peek(&format!("{p}_ready")) == 1
+        };
+        // inputs that depend on ready are read back by the poked value
+        let ready = |s: &mut Interpreter, p: &str| s.peek(&format!("{p}_ready")) == 1;
+        if offered.is_some() && ready(s, "verdict") {
+            self.offers.pop_front();
+        }
+        if moves(s, "payload") {
+            let mut get = |n: &str| s.peek(&format!("payload_{n}"));
+            self.pieces.push((get("iova"), get("length") as u32, get("address") as u32));
+            self.unwritten.push_back(self.time + 1 + self.write_latency);
+        }
+        if moves(s, "read") {
+            let mut get = |n: &str| s.peek(&format!("read_{n}"));
+            assert_eq!(get("length"), 64);
+            let due = self.time + self.latency.0 + self.pick.below(self.latency.1 - self.latency.0);
+            let (iova, address, id) = (get("iova"), get("address"), get("id"));
+            assert!(!self.reading.iter().any(|r| r.address == address), "two reads into one slot");
+            let failed = self.bad_reads;
+            self.reading.push(Reading { due, iova, address, id, beat: 0, failed });
+            self.reads += 1;
+        }
+        if moves(s, "completion") {
+            let mut get = |n: &str| s.peek(&format!("completion_{n}"));
+            assert_eq!(get("cq"), 20 + get("qp"));
+            let imm = (get("with_imm") == 1).then(|| get("imm") as u32);
+            let done = (
+                get("qp") as u32,
+                get("wqe_index") as u16,
+                get("opcode") as u8,
+                get("status") as u8,
+                get("byte_len") as u32,
+                imm,
+            );
+            self.done.push(done);
+        }
+        if moves(s, "event") {
+            assert_eq!((s.peek("event_kind"), s.peek("event_eq")), (2, 0));
+            self.events.push((s.peek("event_object"), s.peek("event_event")));
+        }
+        if moves(s, "wake") {
+            self.wakes.push(s.peek("wake_qp") as u32);
+        }
+        if s.peek("release_valid") == 1 {
+            self.released.push(s.peek("release_slot") as u8);
+        }
+        if s.peek("count_valid") == 1 {
+            self.rejects.extend(Reject::from_code(s.peek("count_index") as u8));
+        }
+        self.fences += s.peek("fence_done") as u32;
+        let mut all: Vec<&mut Ram> = self.rams.iter_mut().collect();
+        clock(&mut self.s, &mut all);
+        self.time += 1;
+    }
+    fn run(&mut self, clocks: u64) {
+        for _ in 0..clocks {
+            self.clock();
+        }
+    }
+    fn settle(&mut self) {
+        for n in 0.. {
+            self.clock();
+            if self.s.peek("idle") == 1 && self.offers.is_empty() && self.doorbells.is_empty() {
+                return;
+            }
+            assert!(n < 20_000, "never idle");
+        }
+    }
+    fn offer(&mut self, v: Verdict) {
+        self.offers.push_back(v);
+    }
+}
+
+fn sge(addr: u64, length: u32) -> Sge {
+    Sge { addr, length, lkey: WQE_KEY }
+}
+fn send(qp: u32, psn: u32, wqe: u16, length: u32) -> Verdict {
+    Verdict {
+        action: SEND,
+        qp,
+        psn,
+        ack_req: true,
+        first: true,
+        last: true,
+        wqe: Some(wqe),
+        length,
+        address: 0x100 * psn % 0x8000,
+        slot: (psn % 64) as u8,
+        ..Verdict::default()
+    }
+}
+fn write(qp: u32, psn: u32, iova: u64, length: u32) -> Verdict {
+    Verdict { action: WRITE, iova, wqe: None, ..send(qp, psn, 0, length) }
+}
+
+#[test]
+fn a_write_is_acknowledged_only_when_it_is_written() {
+    let mut b = Bench::new(1);
+    b.write_latency = 200;
+    b.offer(write(0, 100, 0xabcd_0123, 77));
+    b.run(150);
+    assert_eq!(b.pieces, [(0xabcd_0123, 77, 0x6400)]);
+    assert_eq!((b.tail(0), b.released.len(), b.wakes.len()), ((0, 0, 0), 0, 0));
+    b.settle();
+    assert_eq!((b.tail(0), b.placed(0).get("psn")), ((0x1f, 100, 1), 100));
+    assert_eq!((b.released.clone(), b.wakes.clone(), b.done.len()), (vec![36], vec![0], 0));
+}
+
+#[test]
+fn a_packet_that_asks_for_no_acknowledgement_moves_the_psn_but_not_the_tail() {
+    let mut b = Bench::new(1);
+    b.offer(Verdict { ack_req: false, last: false, ..write(0, 100, 0x1000, 256) });
+    b.settle();
+    let p = b.placed(0);
+    assert_eq!((p.get("psn"), p.get("msn"), p.get("tail_seq")), (100, 0, 0));
+    b.offer(Verdict { first: false, ..write(0, 101, 0x1100, 5) });
+    b.settle();
+    assert_eq!(b.tail(0), (0x1f, 101, 1));
+}
+
+#[test]
+fn a_write_with_immediate_reports_the_bytes_of_the_whole_write() {
+    let mut b = Bench::new(1);
+    let i = b.post(0, &[]);
+    let v =
+        Verdict { wqe: Some(i), with_imm: true, imm: 0x0403_0201, offset: 512, ..write(0, 100, 0x1000, 8) };
+    b.offer(v);
+    // zero bytes are fine too
+    let i = b.post(0, &[]);
+    b.offer(Verdict { wqe: Some(i), with_imm: true, imm: 9, ..write(0, 101, 0, 0) });
+    b.settle();
+    assert_eq!(b.done, [(0, 0, 129, 0, 520, Some(0x0403_0201)), (0, 1, 129, 0, 0, Some(9))]);
+    assert_eq!((b.pieces.len(), b.released.len()), (1, 2));
+}
+
+#[test]
+fn a_send_is_scattered_over_the_sges_of_its_wqe_across_packets() {
+    let mut b = Bench::new(1);
+    b.post(0, &[sge(0x10_0003, 300), sge(0, 0), sge(0x10_1000, 10), sge(0x10_2001, 500)]);
+    b.ring(0);
+    b.offer(Verdict { last: false, ..send(0, 100, 0, 256) });
+    b.offer(Verdict { first: false, last: false, offset: 256, ..send(0, 101, 0, 256) });
+    b.offer(Verdict { first: false, offset: 512, ..send(0, 102, 0, 100) });
+    b.settle();
+    assert_eq!(
+        b.pieces,
+        [
+            (0x5000_0003, 256, 0x6400),
+            (0x5000_0103, 44, 0x6500),
+            (0x5000_1000, 10, 0x6500 + 44),
+            (0x5000_2001, 202, 0x6500 + 54),
+            (0x5000_2001 + 202, 100, 0x6600),
+        ]
+    );
+    assert_eq!(b.done, [(0, 0, 128, 0, 612, None)]);
+    assert_eq!((b.tail(0), b.placed(0).get("msn")), ((0x1f, 102, 1), 1));
+    assert_eq!(b.released, [36, 37, 38]);
+}
+
+#[test]
+fn receive_wqes_are_read_ahead_as_far_as_there_are_slots() {
+    let mut b = Bench::new(1);
+    for _ in 0..10 {
+        b.post(0, &[sge(0x10_0000, 64)]);
+    }
+    b.ring(0);
+    b.settle();
+    assert_eq!(b.reads, 4);
+    let before = b.time;
+    b.offer(send(0, 100, 0, 64));
+    while b.pieces.is_empty() {
+        b.clock();
+    }
+    assert!(b.time - before < 12, "the WQE was here: {} clocks", b.time - before);
+    for n in 1..10 {
+        b.offer(send(0, 100 + u32::from(n), n, 64));
+    }
+    b.settle();
+    assert_eq!((b.reads, b.done.len()), (10, 10));
+}
+
+#[test]
+fn a_miss_waits_for_its_wqe_and_other_qps_pass() {
+    let mut b = Bench::new(1);
+    b.latency = (400, 401);
+    b.post(0, &[sge(0x10_0000, 64)]);
+    b.offer(send(0, 100, 0, 64));
+    b.offer(write(0, 101, 0x7000, 8));
+    for n in 0..5 {
+        b.offer(write(1, 100 + n, 0x8000 + u64::from(n), 8));
+    }
+    b.run(200);
+    let iovas: Vec<u64> = b.pieces.iter().map(|p| p.0).collect();
+    assert_eq!(iovas, [0x8000, 0x8001, 0x8002, 0x8003, 0x8004]);
+    b.settle();
+    assert_eq!(b.pieces[5].0, 0x5000_0000);
+    assert_eq!(b.pieces[6].0, 0x7000, "behind its QP's SEND");
+    assert_eq!(b.tail(0), (0x1f, 101, 2));
+}
+
+#[test]
+fn a_full_miss_queue_drops_sends_at_check_and_loses_nothing_that_was_taken() {
+    let mut b = Bench::new(1);
+    b.latency = (600, 601);
+    for qp in 0..QPS {
+        for _ in 0..8 {
+            b.post(qp, &[sge(0x10_0000, 64)]);
+        }
+    }
+    for n in 0..8 {
+        for qp in 0..QPS as u32 {
+            b.offer(send(qp, 100 + u32::from(n), n, 64));
+        }
+        // a SEND that was dropped leaves a gap, so that check would drop what follows it of its QP
+        b.run(10);
+        let gone: Vec<u32> = b.dropped.iter().map(|v| v.qp).collect();
+        b.offers.retain(|v| !gone.contains(&v.qp));
+    }
+    let taken_at_once = 8 * QPS - b.dropped.len();
+    assert!((6..=8).contains(&taken_at_once), "{taken_at_once}");
+    assert_eq!(b.s.peek("room"), 0);
+    b.settle();
+    assert_eq!(b.s.peek("room"), 1);
+    // per QP: everything before its first drop was placed, in order
+    for qp in 0..QPS as u32 {
+        let done: Vec<u16> = b.done.iter().filter(|d| d.0 == qp).map(|d| d.1).collect();
+        let first = b.dropped.iter().filter(|v| v.qp == qp).map(|v| v.wqe.unwrap()).min().unwrap();
+        assert_eq!(done, (0..first).collect::<Vec<_>>(), "QP {qp}");
+    }
+}
+
+#[test]
+fn a_message_longer_than_its_wqe_writes_nothing_of_that_packet_and_kills_the_qp() {
+    for (length, good) in [(310, true), (311, false)] {
+        let mut b = Bench::new(1);
+        b.post(0, &[sge(0x10_0000, 300), sge(0x10_1000, 10)]);
+        b.ring(0);
+        b.offer(Verdict { last: false, ..send(0, 100, 0, 256) });
+        b.offer(Verdict { first: false, offset: 256, ..send(0, 101, 0, length - 256) });
+        b.offer(write(0, 102, 0x7000, 8));
+        b.settle();
+        assert_eq!(b.released, [36, 37, 38]);
+        if good {
+            assert_eq!((b.pieces.len(), b.done[0].3, b.tail(0)), (4, 0, (0x1f, 102, 2)));
+        } else {
+            assert_eq!(b.pieces.len(), 1);
+            assert_eq!((b.done[0].1, b.done[0].3, b.done.len()), (0, 1, 1));
+            assert_eq!((b.tail(0), b.placed(0).get("halt")), ((0x61, 101, 0), 1));
+            assert_eq!(b.events, [(0, 2)]);
+            assert_eq!(b.rejects, [Reject::ReceiveTooShort, Reject::QpHalted]);
+        }
+    }
+}
+
+#[test]
+fn a_receive_key_that_does_not_allow_it_is_an_operational_error() {
+    let mut bad = vec![(sge(0x10_0000, 64), false)];
+    bad.push((Sge { lkey: 3 << 8 | 0x11, ..sge(0x10_0000, 64) }, true));
+    bad.push((Sge { lkey: 2 << 8 | 0x12, ..sge(0x10_0000, 64) }, true));
+    bad.push((Sge { lkey: 5 << 8 | 0x11, ..sge(0x10_0000, 64) }, true));
+    bad.push((Sge { lkey: 0xffff_0211, ..sge(0x10_0000, 64) }, true));
+    bad.push((sge(0x20_0000 - 64, 64), false));
+    bad.push((sge(0x20_0000 - 63, 64), true));
+    bad.push((sge(0xf_ffff, 64), true));
+    for (i, (s, wrong)) in bad.into_iter().enumerate() {
+        let mut b = Bench::new(1);
+        b.post(0, &[s]);
+        b.ring(0);
+        b.offer(send(0, 100, 0, 64));
+        b.offer(Verdict { action: REACK, ..write(0, 0, 0, 0) });
+        b.settle();
+        if wrong {
+            assert_eq!(
+                (b.pieces.len(), b.tail(0), b.events.clone()),
+                (0, (0x63, 100, 0), vec![(0, 1)]),
+                "row {i}"
+            );
+            assert_eq!((b.done[0].3, b.rejects[0]), (4, Reject::LkeyBad), "row {i}");
+        } else {
+            assert_eq!((b.pieces.len(), b.tail(0).0, b.done[0].3), (1, 0x1f, 0), "row {i}");
+        }
+    }
+}
+
+#[test]
+fn a_wqe_that_cannot_be_read_is_an_operational_error() {
+    let mut b = Bench::new(1);
+    b.bad_reads = true;
+    b.post(0, &[sge(0x10_0000, 64)]);
+    b.offer(send(0, 100, 0, 64));
+    b.settle();
+    assert_eq!(
+        (b.tail(0), b.done[0].3, b.rejects.clone()),
+        ((0x63, 100, 0), 2, vec![Reject::WqeFetchFailed])
+    );
+    // a new start forgets it
+    b.bad_reads = false;
+    b.rams[4].words[0] = Bits::new(16, 0);
+    b.start(0, 500);
+    b.post(0, &[sge(0x10_0000, 64)]);
+    b.ring(0);
+    b.offer(send(0, 500, 0, 64));
+    b.settle();
+    assert_eq!((b.tail(0), b.done[1].3), ((0x1f, 500, 1), 0));
+}
+
+#[test]
+fn naks_of_check_are_owed_and_only_the_fatal_ones_kill() {
+    for (syndrome, fatal, wqe, status, event) in [
+        (0x60u8, false, None, None, None),
+        (0x2c, false, None, None, None),
+        (0x61, true, None, None, Some(2)),
+        (0x61, true, Some(7), Some(2), Some(2)),
+        (0x62, true, None, None, Some(3)),
+    ] {
+        let mut b = Bench::new(1);
+        b.offer(write(0, 100, 0x1000, 8));
+        b.offer(Verdict { action: NAK, syndrome, fatal, wqe, ack_req: false, ..write(0, 101, 0, 0) });
+        b.settle();
+        assert_eq!(b.tail(0), (syndrome.into(), 101, 1));
+        assert_eq!(b.placed(0).get("psn"), 100);
+        assert_eq!(b.released, [36], "check released the slot of what it NAKed");
+        assert_eq!(b.done.first().map(|d| (d.1, d.3)), status.map(|s| (7, s)));
+        assert_eq!(b.events.first().map(|e| e.1), event);
+        assert_eq!(b.placed(0).get("halt"), u64::from(fatal));
+    }
+}
+
+#[test]
+fn a_duplicate_is_acknowledged_with_the_last_psn_but_never_over_an_unpaid_nak() {
+    let reack = Verdict { action: REACK, qp: 0, ..Verdict::default() };
+    let mut b = Bench::new(1);
+    b.offer(reack);
+    b.settle();
+    assert_eq!(b.tail(0), (0x1f, 99, 0));
+    b.offer(write(0, 100, 0x1000, 8));
+    b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 101, 0, 0) });
+    b.settle();
+    let owed = b.placed(0);
+    b.offer(reack);
+    b.settle();
+    assert_eq!(b.placed(0), owed);
+    b.pay(0);
+    b.offer(reack);
+    b.settle();
+    assert_eq!(b.tail(0), (0x1f, 100, 1));
+    // the packet that fills the gap does replace an unpaid NAK
+    b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 101, 0, 0) });
+    b.offer(write(0, 101, 0x1000, 8));
+    b.settle();
+    assert_eq!(b.tail(0), (0x1f, 101, 2));
+}
+
+#[test]
+fn a_fence_comes_out_after_all_before_it_under_load() {
+    let mut b = Bench::new(4);
+    b.latency = (300, 500);
+    b.write_latency = 80;
+    for qp in 0..QPS {
+        for _ in 0..12 {
+            b.post(qp, &[sge(0x10_0000 + 0x1000 * qp as u64, 64)]);
+        }
+    }
+    for n in 0..2 {
+        for qp in 0..2 {
+            b.offer(send(qp, 100 + u32::from(n), n, 64));
+        }
+        b.offer(write(2, 100 + u32::from(n), 0x7000, 64));
+    }
+    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    for n in 0..400u32 {
+        b.offer(write(3, 100 + n, 0x6000, 64));
+    }
+    // reads of other QPs go on for ever
+    while b.fences == 0 {
+        b.ring(3);
+        b.clock();
+        assert!(b.time < 8000, "the fence is held for ever");
+    }
+    assert_eq!(b.done.len(), 4);
+    for qp in 0..3 {
+        assert_eq!(b.tail(qp), (0x1f, 101, 2), "QP {qp}");
+    }
+    assert!(b.reading.is_empty(), "a read is under way at the fence");
+    b.settle();
+    assert_eq!((b.fences, b.tail(3).1), (1, 499));
+}
+
+#[test]
+fn a_fence_does_not_wait_for_the_wqe_of_a_qp_that_is_gone() {
+    let mut b = Bench::new(4);
+    b.latency = (5000, 5001);
+    b.post(0, &[sge(0x10_0000, 64)]);
+    b.offer(send(0, 100, 0, 64));
+    b.offer(send(0, 101, 1, 64));
+    b.run(60);
+    let err = QpRights { state: QpState::Err as u8, valid: true, pd: 7, ..Default::default() };
+    b.rams[0].words[0] = Bits::from_bytes(256, &err.pack());
+    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.run(100);
+    // its packets are gone, but the read of its WQE still is under way
+    assert_eq!((b.released.len(), b.rejects.clone(), b.fences), (2, vec![Reject::WrongQpState; 2], 0));
+    b.settle();
+    assert_eq!((b.fences, b.done.len(), b.pieces.len()), (1, 0, 0));
+}
+
+#[test]
+fn no_read_starts_while_a_fence_drains_those_under_way() {
+    let mut b = Bench::new(4);
+    b.latency = (300, 301);
+    b.settle();
+    for qp in 0..QPS {
+        for _ in 0..12 {
+            b.post(qp, &[sge(0x10_0000, 64)]);
+        }
+    }
+    b.ring(0);
+    b.run(40);
+    assert_eq!(b.reads, 4);
+    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.run(10);
+    for qp in 1..QPS {
+        b.ring(qp);
+    }
+    while b.fences == 0 {
+        b.clock();
+        assert!(b.time < 1000);
+    }
+    assert_eq!((b.reads, b.reading.len()), (4, 0));
+    b.settle();
+    assert_eq!(b.reads as usize, 4 * QPS, "and then they start");
+}
+
+#[test]
+fn a_slot_whose_read_is_under_way_is_not_given_to_another_wqe() {
+    let mut b = Bench::new(4);
+    b.latency = (500, 501);
+    for n in 0..12 {
+        b.post(0, &[sge(0x10_0000 + 0x100 * n, 64)]);
+    }
+    b.ring(0);
+    b.run(40);
+    // four WRITEs with immediate take the four WQEs whose reads still are under way
+    for n in 0..4 {
+        b.offer(Verdict { wqe: Some(n), with_imm: true, ..write(0, 100 + u32::from(n), 0x1000, 8) });
+    }
+    b.run(200);
+    assert_eq!((b.done.len(), b.reads), (4, 4));
+    b.offer(send(0, 104, 4, 64));
+    b.settle();
+    assert_eq!((b.pieces[4].0, b.reads, b.done.len()), (0x5000_0400, 9, 5));
+}
+
+#[test]
+fn a_write_costs_three_clocks_and_a_send_of_one_piece_four() {
+    for through_wqe in [false, true] {
+        let mut b = Bench::new(1);
+        b.write_latency = 2;
+        // one long message, so that one WQE serves all of it
+        b.post(0, &[sge(0x10_0000, 100_000)]);
+        b.ring(0);
+        b.settle();
+        for n in 0..100 {
+            let v = if through_wqe { send(0, 100 + n, 0, 64) } else { write(0, 100 + n, 0x1000, 64) };
+            b.offer(Verdict { first: n == 0, last: false, offset: 64 * n, ..v });
+        }
+        while b.pieces.len() < 2 {
+            b.clock();
+        }
+        let start = b.time;
+        while b.pieces.len() < 92 {
+            b.clock();
+        }
+        let per_packet = (b.time - start) as f64 / 90.0;
+        let most = if through_wqe { 4.0 } else { 3.0 };
+        assert!(per_packet <= most, "{per_packet} clocks per packet, through a WQE: {through_wqe}");
+    }
+}
+
+#[test]
+fn sixteen_slots_carry_small_sends_at_the_line_rate_through_a_read_of_a_microsecond() {
+    let mut b = Bench::with_config(1, Config { receive_slots: 16, ..config() });
+    b.latency = (200, 250);
+    b.settle();
+    for n in 0..400u64 {
+        b.post(0, &[sge(0x10_0000 + n, 1)]);
+    }
+    b.ring(0);
+    b.settle();
+    // a smallest frame every 17 clocks is 10 GbE at 250 MHz
+    for n in 0..300u16 {
+        b.offer(send(0, 100 + u32::from(n), n, 1));
+        b.run(17);
+    }
+    b.settle();
+    assert_eq!((b.dropped.len(), b.done.len()), (0, 300));
+}
+
+/// The pieces of `length` bytes at `offset` of a message into these SGEs; what was left over.
+fn walk(sges: &[Sge], offset: u32, length: u32, address: u32) -> Vec<Piece> {
+    let mut bytes: Vec<u64> = vec![];
+    for s in sges {
+        bytes.extend((0..u64::from(s.length)).map(|i| s.addr + i - 0x10_0000 + 0x5000_0000));
+    }
+    let mine = &bytes[offset as usize..(offset + length) as usize];
+    // one piece per SGE touched: cut where the message crosses from one SGE to the next
+    let mut ends = vec![];
+    let mut sum = 0;
+    for s in sges {
+        sum += s.length;
+        ends.push(sum);
+    }
+    let mut pieces: Vec<Piece> = vec![];
+    for (i, iova) in mine.iter().enumerate() {
+        let at = offset + i as u32;
+        if i == 0 || ends.contains(&at) {
+            pieces.push((*iova, 0, address + i as u32));
+        }
+        pieces.last_mut().unwrap().1 += 1;
+    }
+    pieces
+}
+
+#[test]
+fn random_messages_land_where_the_model_says_whatever_the_host_does() {
+    for seed in 1..=10 {
+        let mut pick = Choices::new(seed * 77);
+        let mut b = Bench::sized(seed, if seed % 2 == 0 { 64 } else { 8 });
+        b.slow = 1 + seed % 4;
+        b.latency = (5, 10 + 40 * (seed % 5));
+        b.write_latency = seed * 7 % 50;
+        let mut psn = [100u32; QPS];
+        let mut address = 0u32;
+        let mut want: Vec<Vec<Piece>> = vec![vec![]; QPS];
+        let mut done: Vec<Vec<Done>> = vec![vec![]; QPS];
+        let (mut packets, mut msn) = (0, [0u64; QPS]);
+        for _ in 0..60 {
+            let qp = pick.below(QPS as u64) as usize;
+            let mut sges = vec![];
+            for _ in 0..1 + pick.below(4) {
+                let length = if pick.one_in(5) { 0 } else { 1 + pick.below(400) as u32 };
+                sges.push(sge(0x10_0000 + pick.below(0xf_0000), length));
+            }
+            let room: u32 = sges.iter().map(|s| s.length).sum();
+            let is_send = !pick.one_in(3);
+            let total = if is_send { pick.below(u64::from(room) + 1) as u32 } else { pick.below(900) as u32 };
+            let index = is_send.then(|| b.post(qp, &sges));
+            if is_send && pick.one_in(2) {
+                b.ring(qp);
+            }
+            let iova = 0x6000_0000 + pick.below(1 << 20);
+            let mut offset = 0;
+            loop {
+                let length = (total - offset).min(256);
+                let last = offset + length == total;
+                let action = if is_send { SEND } else { WRITE };
+                address = (address + 256) % 32768;
+                let slot = pick.below(64) as u8;
+                let v = Verdict {
+                    action,
+                    qp: qp as u32,
+                    psn: psn[qp],
+                    ack_req: last,
+                    first: offset == 0,
+                    last,
+                    iova: iova + u64::from(offset),
+                    wqe: index,
+                    offset,
+                    length,
+                    address,
+                    slot,
+                    ..Verdict::default()
+                };
+                // as check would: only with room
+                while is_send && (b.s.peek("room") == 0 || !b.offers.is_empty()) {
+                    b.clock();
+                }
+                b.offer(v);
+                let pieces = match action {
+                    SEND => walk(&sges, offset, length, address),
+                    _ if length > 0 => vec![(v.iova, length, address)],
+                    _ => vec![],
+                };
+                want[qp].extend(pieces);
+                psn[qp] += 1;
+                packets += 1;
+                offset += length;
+                if pick.one_in(2) {
+                    b.run(pick.below(20));
+                }
+                if last {
+                    break;
+                }
+            }
+            msn[qp] += 1;
+            if let Some(index) = index {
+                done[qp].push((qp as u32, index, 128, 0, total, None));
+            }
+            // the ring holds 16: wait for the oldest
+            while b.producer(qp) as usize >= b.done.iter().filter(|d| d.0 == qp as u32).count() + 15 {
+                b.clock();
+            }
+        }
+        b.settle();
+        assert!(b.dropped.is_empty() && b.rejects.is_empty() && b.events.is_empty(), "seed {seed}");
+        assert_eq!(b.released.len(), packets, "seed {seed}");
+        let mut all: Vec<Piece> = want.iter().flatten().copied().collect();
+        let mut got = b.pieces.clone();
+        for qp in 0..QPS {
+            // in order within the QP
+            let mut rest = b.pieces.iter();
+            for piece in &want[qp] {
+                assert!(rest.any(|p| p == piece), "seed {seed}, QP {qp}: {piece:?} missing or out of order");
+            }
+            let of_qp: Vec<Done> = b.done.iter().filter(|d| d.0 == qp as u32).copied().collect();
+            assert_eq!(of_qp, done[qp], "seed {seed}, QP {qp}");
+            if psn[qp] > 100 {
+                let last = u64::from(psn[qp] - 1);
+                assert_eq!(b.tail(qp), (0x1f, last, msn[qp]), "seed {seed}, QP {qp}");
+            }
+        }
+        all.sort_unstable();
+        got.sort_unstable();
+        assert_eq!(all, got, "seed {seed}");
+    }
+}
+
+#[test]
+fn the_emitted_module_is_clean() {
+    bench::lint(&elaborate(&Place { config: Config::small() }).unwrap());
+    let wide = Config { name: "wide", data_bytes: 64, packet_buffer_bytes: 1 << 18, ..Config::small() };
+    bench::lint(&elaborate(&Place { config: wide }).unwrap());
+}

@@ -1,0 +1,617 @@
+//! parse, verify and the packet buffer against captured frames and an independent reader.
+
+mod frames;
+
+use contract::Reject;
+use frames::{
+    Choices, Said, build, crc32, fix_icrc, fix_ip_checksum, golden, header_bytes, lint, read, with_fcs,
+};
+use hdl::{Bits, Interpreter, elaborate};
+use nic::Config;
+use nic::rx::{packet_buffer::PacketBuffer, parse::Parse, verify::Verify};
+use std::collections::VecDeque;
+
+const MAC: u64 = 0x0200_0000_000a;
+
+/// A packet as it came out.
+#[derive(Debug, Clone)]
+struct Got {
+    said: Said,
+    slot: u64,
+    address: usize,
+    at: usize,
+}
+
+struct Rig {
+    sim: Interpreter,
+    width: usize,
+    beats: VecDeque<(Vec<u8>, bool, usize, bool)>,
+    got: Vec<Got>,
+    rejects: Vec<(Reject, usize)>,
+    now: usize,
+    take: bool,
+    release: [VecDeque<u64>; 2],
+    counted: (usize, usize),
+    /// Clock in which the last beat of each frame was offered.
+    ended: Vec<usize>,
+}
+
+impl Rig {
+    fn new(config: Config, mtu: u64) -> Rig {
+        let width = config.data_bytes as usize;
+        let design = elaborate(&PacketBuffer(config)).unwrap();
+        let mut sim = Interpreter::new(&design);
+        sim.poke("reset", 1);
+        sim.clock();
+        sim.poke("reset", 0);
+        sim.poke("port_mac", MAC);
+        sim.poke("port_mtu", mtu);
+        Rig {
+            sim,
+            width,
+            beats: VecDeque::new(),
+            got: vec![],
+            rejects: vec![],
+            now: 0,
+            take: true,
+            release: Default::default(),
+            counted: (0, 0),
+            ended: vec![],
+        }
+    }
+    /// Queues a frame that carries its FCS; `error` as the mac would say.
+    fn offer(&mut self, frame: &[u8]) {
+        let (body, fcs) = frame.split_at(frame.len().saturating_sub(4));
+        let error = fcs != (!crc32(u32::MAX, body)).to_le_bytes();
+        let n = frame.len().div_ceil(self.width);
+        for (i, chunk) in frame.chunks(self.width).enumerate() {
+            let mut bytes = chunk.to_vec();
+            bytes.resize(self.width, 0);
+            self.beats.push_back((bytes, i + 1 == n, chunk.len(), error));
+        }
+    }
+    fn clock(&mut self) {
+        let s = &mut self.sim;
+        assert_eq!(s.peek("frame_ready"), 1, "the mac is never held up");
+        let beat = self.beats.pop_front();
+        s.poke("frame_valid", u64::from(beat.is_some()));
+        let (data, last, bytes, error) = beat.unwrap_or((vec![0x55; self.width], false, self.width, true));
+        s.poke_bits("frame_data", &Bits::from_bytes(self.width as u32 * 8, &data));
+        s.poke("frame_last", u64::from(last));
+        s.poke("frame_bytes", bytes as u64);
+        s.poke("frame_error", u64::from(error));
+        if last {
+            self.ended.push(self.now);
+        }
+        s.poke("headers_ready", u64::from(self.take));
+        for (port, queue) in ["release_check", "release_place"].iter().zip(&mut self.release) {
+            let slot = queue.pop_front();
+            s.poke(&format!("{port}_valid"), u64::from(slot.is_some()));
+            s.poke(&format!("{port}_slot"), slot.unwrap_or(0));
+        }
+        if s.peek("reject_valid") == 1 {
+            let code = s.peek("reject_index") as u8;
+            self.rejects.push((Reject::from_code(code).expect("a reject's code"), self.now));
+        }
+        if s.peek("frame_count") == 1 {
+            self.counted.0 += 1;
+            self.counted.1 += s.peek("frame_length") as usize;
+        }
+        if self.take && s.peek("headers_valid") == 1 {
+            let mut get = |name: &str| s.peek(&format!("headers_{name}"));
+            let opcode = get("opcode") as u8;
+            let length = get("length") as usize;
+            let address = get("address") as usize;
+            let reth = (get("va"), get("rkey") as u32, get("dma_length") as u32);
+            let aeth = (get("syndrome") as u8, get("msn") as u32);
+            let imm = (get("imm") as u32).to_le_bytes();
+            let slot = get("slot");
+            let mut said = Said {
+                opcode,
+                solicited: get("solicited") == 1,
+                pad: get("pad") as u8,
+                pkey: get("pkey") as u16,
+                dest_qpn: get("dest_qpn") as u32,
+                ack_req: get("ack_req") == 1,
+                psn: get("psn") as u32,
+                // absent headers are zero
+                reth: (reth != (0, 0, 0)).then_some(reth),
+                aeth: (aeth != (0, 0)).then_some(aeth),
+                imm: (imm != [0; 4]).then_some(imm),
+                ..Said::default()
+            };
+            let gid = |bits: Bits| {
+                assert_eq!(bits.low128() >> 32, 0xffff, "an IPv4 address as a GID");
+                bits.low() as u32
+            };
+            said.source_ip = gid(s.peek_bits("headers_source_gid"));
+            said.dest_ip = gid(s.peek_bits("headers_dest_gid"));
+            self.got.push(Got { said, slot, address, at: self.now });
+            let got = self.got.len() - 1;
+            self.got[got].said.payload = self.payload(address, length);
+        }
+        self.sim.clock();
+        self.now += 1;
+    }
+    /// What lies in the ring.
+    fn payload(&self, address: usize, length: usize) -> Vec<u8> {
+        let size = Config::small().packet_buffer_bytes as usize;
+        (address..address + length)
+            .map(|a| self.sim.peek_memory("ring", (a % size / self.width) as u32).to_bytes()[a % self.width])
+            .collect()
+    }
+    fn drain(&mut self) {
+        while !self.beats.is_empty() {
+            self.clock();
+        }
+        for _ in 0..40 {
+            self.clock();
+        }
+        assert_eq!(self.sim.failures(), &[]);
+    }
+    /// The outcome of one frame alone; its slot is given back.
+    fn judge(&mut self, frame: &[u8]) -> Result<Got, Reject> {
+        let (got, rejects) = (self.got.len(), self.rejects.len());
+        self.offer(frame);
+        while !self.beats.is_empty() {
+            self.clock();
+        }
+        for _ in 0..12 {
+            self.clock();
+        }
+        match (self.got.len() - got, self.rejects.len() - rejects) {
+            (1, 0) => {
+                let got = self.got.last().unwrap().clone();
+                self.release[1].push_back(got.slot);
+                Ok(got)
+            }
+            (0, 1) => Err(self.rejects.last().unwrap().0),
+            other => panic!("one frame gave {other:?} packets and rejects"),
+        }
+    }
+}
+
+/// What the card is to say about a frame, of what the reader says.
+fn expected(frame: &[u8]) -> Said {
+    let mut said = read(frame);
+    // not handed on
+    (said.dest_mac, said.source_mac, said.tos, said.ttl, said.source_port) = (0, 0, 0, 0, 0);
+    // atomics: address and key are handed on
+    if matches!(said.opcode, 0x13 | 0x14) {
+        let be = |at: usize, n: usize| frame[at..at + n].iter().fold(0u64, |v, b| v << 8 | u64::from(*b));
+        said.reth = Some((be(54, 8), be(62, 4) as u32, 0));
+    }
+    said.reth = said.reth.filter(|r| *r != (0, 0, 0));
+    said.aeth = said.aeth.filter(|r| *r != (0, 0));
+    said.imm = said.imm.filter(|r| *r != [0; 4]);
+    said
+}
+
+/// A captured frame, addressed to this port.
+fn to_us(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[..6].copy_from_slice(&MAC.to_be_bytes()[2..]);
+    frame
+}
+
+fn a_write(length: usize) -> Vec<u8> {
+    build(
+        &Said {
+            dest_mac: MAC,
+            source_mac: 0x0200_0000_000b,
+            tos: 2,
+            ttl: 64,
+            source_ip: 0x0a00_0002,
+            dest_ip: 0x0a00_0001,
+            source_port: 0xc123,
+            opcode: 0x0a,
+            pad: (length.wrapping_neg() & 3) as u8,
+            pkey: 0xffff,
+            dest_qpn: 0x11,
+            ack_req: true,
+            psn: 0xabcdef,
+            reth: Some((0x1122_3344_5566_7788, 0x99aa_bbcc, length as u32)),
+            payload: (0..length).map(|i| i as u8 ^ 0x5a).collect(),
+            ..Said::default()
+        },
+        0x7777,
+    )
+}
+
+#[test]
+fn every_captured_packet_means_the_same_to_the_card_as_to_the_reader() {
+    for width in [8, 64] {
+        captured(width);
+    }
+}
+
+/// The small card at another width.
+fn at_width(data_bytes: u32) -> Config {
+    Config { data_bytes, ..Config::small() }
+}
+
+fn captured(width: u32) {
+    let mut rig = Rig::new(at_width(width), 4200);
+    let all: Vec<_> = golden().into_iter().map(|(n, f)| (n, to_us(f))).collect();
+    let mut bytes = 0;
+    for (_, frame) in &all {
+        // back to back
+        bytes += frame.len().max(60);
+        rig.offer(&with_fcs(frame));
+        while !rig.beats.is_empty() {
+            rig.clock();
+        }
+        // keep four packets inside; give the fifth newest back, odd ones by check, even ones by place
+        for n in 0..rig.got.len().saturating_sub(4) {
+            if rig.got[n].slot != u64::MAX {
+                let slot = std::mem::replace(&mut rig.got[n].slot, u64::MAX);
+                rig.release[n % 2].push_back(slot);
+            }
+        }
+    }
+    rig.drain();
+    assert_eq!(rig.rejects, []);
+    assert_eq!(rig.got.len(), all.len());
+    for (got, (name, frame)) in rig.got.iter().zip(&all) {
+        assert_eq!(got.said, expected(frame), "{name}");
+        assert_eq!(
+            got.address % rig.width,
+            header_bytes(frame[42]) % rig.width,
+            "{name}: payload lies as it came"
+        );
+    }
+    assert_eq!(rig.counted, (all.len(), bytes));
+    for (got, ended) in rig.got.iter().zip(&rig.ended) {
+        assert_eq!(got.at - ended, 8, "clocks from last beat to headers");
+    }
+}
+
+#[test]
+fn every_single_bit_is_guarded_by_name_even_when_the_fcs_is_right() {
+    // the wide card is slow to interpret: every eleventh bit there
+    for (width, step) in [(8, 1), (64, 11)] {
+        guarded(width, step);
+    }
+}
+
+fn guarded(width: u32, step: usize) {
+    let frame = a_write(13);
+    let mut rig = Rig::new(at_width(width), 1500);
+    assert!(rig.judge(&with_fcs(&frame)).is_ok());
+    let name = |at: usize| match at {
+        0..6 => Some(Reject::WrongDestinationMac),
+        12 | 13 | 36 | 37 => Some(Reject::NotRoce),
+        14..34 => Some(Reject::BadIpHeader),
+        38 | 39 => Some(Reject::BadUdpLength),
+        // source MAC; UDP checksum; FECN, BECN and reserved: switches may change them
+        6..12 | 40 | 41 | 46 => None,
+        _ => Some(Reject::BadIcrc),
+    };
+    for bit in (0..frame.len() * 8).step_by(step) {
+        let mut flipped = frame.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        let got = rig.judge(&with_fcs(&flipped));
+        assert_eq!(got.as_ref().err().copied(), name(bit / 8), "bit {} of byte {}", bit % 8, bit / 8);
+        // the same flip without a new FCS
+        let mut damaged = with_fcs(&frame);
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(rig.judge(&damaged).err(), Some(Reject::BadFcs), "bit {bit}");
+    }
+    let mut damaged = with_fcs(&frame);
+    let last = damaged.len() - 1;
+    damaged[last] ^= 0x80;
+    assert_eq!(rig.judge(&damaged).err(), Some(Reject::BadFcs));
+}
+
+#[test]
+fn every_bit_of_the_ip_header_is_guarded_even_when_its_checksum_is_right() {
+    let frame = a_write(13);
+    let mut rig = Rig::new(Config::small(), 1500);
+    for bit in 14 * 8..34 * 8 {
+        let mut flipped = frame.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        fix_ip_checksum(&mut flipped);
+        let longer = flipped[16..18] > frame[16..18];
+        let name = match bit / 8 {
+            14 => Some(Reject::BadIpHeader),
+            16 | 17 if longer => Some(Reject::BadIpHeader),
+            16 | 17 => Some(Reject::BadUdpLength),
+            // more fragments, fragment offset; but not "do not fragment" and the reserved bit
+            20 | 21 if bit / 8 == 21 || bit % 8 < 6 => Some(Reject::BadIpHeader),
+            23 => Some(Reject::NotRoce),
+            // routers change ToS and TTL; the checksum was put right again
+            15 | 22 | 24 | 25 => None,
+            _ => Some(Reject::BadIcrc),
+        };
+        let got = rig.judge(&with_fcs(&flipped));
+        assert_eq!(got.err(), name, "bit {} of byte {}", bit % 8, bit / 8);
+    }
+}
+
+#[test]
+fn frames_are_judged_on_both_sides_of_every_length() {
+    let mut rig = Rig::new(Config::small(), 1068);
+    // 64 bytes with FCS is the least: an ACK of 62 bytes is longer, a SEND without payload has 58 and two of padding
+    let mut said = read(&a_write(0));
+    (said.opcode, said.reth, said.aeth) = (0x11, None, Some((0x1f, 3)));
+    let ack = build(&said, 1);
+    assert_eq!(ack.len(), 62);
+    assert!(rig.judge(&with_fcs(&ack)).is_ok());
+    (said.opcode, said.aeth) = (0x04, None);
+    let send = build(&said, 1);
+    assert_eq!((send.len(), with_fcs(&send).len()), (58, 64));
+    let got = rig.judge(&with_fcs(&send)).expect("a padded frame");
+    assert_eq!(got.said.payload, [], "padding is no payload");
+    let unpadded: Vec<u8> = {
+        let mut f = send.clone();
+        f.push(0);
+        let fcs = !crc32(u32::MAX, &f);
+        f.extend(fcs.to_le_bytes());
+        f
+    };
+    assert_eq!(unpadded.len(), 63);
+    assert_eq!(rig.judge(&unpadded).err(), Some(Reject::Runt));
+    for n in 1..12 {
+        assert_eq!(rig.judge(&vec![7; n]).err(), Some(Reject::Runt), "{n} bytes");
+    }
+    // trailing bytes behind the datagram are ignored whatever their number
+    for extra in 0..20 {
+        let mut f = a_write(5);
+        f.extend(vec![0xa5; extra]);
+        let got = rig.judge(&with_fcs(&f)).expect("trailing bytes");
+        assert_eq!(got.said.payload.len(), 5);
+    }
+    // the port's MTU: IP datagram of 1068 bytes passes, 1069 (by a trailing byte) does not
+    let most = a_write(1068 - 20 - 8 - 12 - 16 - 4);
+    let got = rig.judge(&with_fcs(&most)).expect("the longest");
+    assert_eq!(got.said, expected(&most));
+    let over = [most.clone(), vec![0]].concat();
+    assert_eq!(rig.judge(&with_fcs(&over)).err(), Some(Reject::Oversize));
+    assert_eq!(rig.judge(&with_fcs(&vec![0x33; 30_000])).err(), Some(Reject::Oversize));
+    assert_eq!(rig.judge(&with_fcs(&vec![0x33; 70_000])).err(), Some(Reject::Oversize));
+    assert!(rig.judge(&with_fcs(&most)).is_ok(), "and the next is taken again");
+}
+
+#[test]
+fn a_datagram_shorter_than_its_headers_is_a_runt() {
+    let mut rig = Rig::new(Config::small(), 1500);
+    let of_length = |opcode: u8, pad: u8, after_bth: usize| {
+        let mut said = read(&a_write(0));
+        (said.opcode, said.pad, said.reth) = (opcode, 0, None);
+        said.payload = vec![0x77; after_bth];
+        let mut f = build(&said, 1);
+        f[43] |= pad << 4;
+        fix_icrc(&mut f);
+        with_fcs(&f)
+    };
+    for row in contract::Opcode::ALL {
+        let need = row.row().headers.bytes();
+        let opcode = row.code();
+        if need > 0 {
+            assert_eq!(rig.judge(&of_length(opcode, 0, need - 4)).err(), Some(Reject::Runt), "{row:?}");
+            assert_eq!(rig.judge(&of_length(opcode, 0, need - 1)).err(), Some(Reject::Runt), "{row:?}");
+        }
+        let got = rig.judge(&of_length(opcode, 0, need)).expect("headers alone");
+        assert_eq!(got.said.payload.len(), 0, "{row:?}");
+        let got = rig.judge(&of_length(opcode, 3, need + 4)).expect("one byte, three of pad");
+        assert_eq!(got.said.payload.len(), 1, "{row:?}");
+        // a pad that reaches into the headers
+        assert_eq!(rig.judge(&of_length(opcode, 1, need)).err(), Some(Reject::Runt), "{row:?}");
+    }
+    // no room for a BTH: UDP and IP lengths agree
+    for total in [28u16, 40, 43] {
+        let mut f = a_write(30);
+        f[16..18].copy_from_slice(&total.to_be_bytes());
+        f[38..40].copy_from_slice(&(total - 20).to_be_bytes());
+        fix_ip_checksum(&mut f);
+        assert_eq!(rig.judge(&with_fcs(&f)).err(), Some(Reject::Runt), "total length {total}");
+    }
+}
+
+#[test]
+fn unknown_versions_and_opcodes_are_named() {
+    let mut rig = Rig::new(Config::small(), 1500);
+    for version in 1..16 {
+        let mut f = a_write(4);
+        f[43] |= version;
+        fix_icrc(&mut f);
+        assert_eq!(rig.judge(&with_fcs(&f)).err(), Some(Reject::BadTransportVersion));
+    }
+    let mut known = 0;
+    for opcode in 0..=255u8 {
+        let mut f = a_write(40);
+        f[42] = opcode;
+        fix_icrc(&mut f);
+        let got = rig.judge(&with_fcs(&f));
+        match contract::Opcode::from_code(opcode) {
+            Some(_) => {
+                known += 1;
+                assert_eq!(got.expect("a known opcode").said.opcode, opcode);
+            }
+            None => assert_eq!(got.err(), Some(Reject::UnknownOpcode), "{opcode:#x}"),
+        }
+    }
+    assert_eq!(known, contract::Opcode::ALL.len());
+}
+
+#[test]
+fn the_shortest_frames_back_to_back_are_all_taken() {
+    for width in [8, 64] {
+        shortest(width);
+    }
+}
+
+fn shortest(width: u32) {
+    let mut rig = Rig::new(at_width(width), 1500);
+    let mut said = read(&a_write(0));
+    (said.opcode, said.reth) = (0x04, None);
+    for n in 0..300u32 {
+        said.psn = n;
+        rig.offer(&with_fcs(&build(&said, n as u16)));
+    }
+    assert_eq!(rig.beats.len(), 300 * 64 / rig.width, "a beat in every clock: denser than any line");
+    let mut given = 0;
+    while !rig.beats.is_empty() || given < rig.got.len() {
+        if given < rig.got.len() {
+            rig.release[given % 2].push_back(rig.got[given].slot);
+            given += 1;
+        }
+        rig.clock();
+    }
+    rig.drain();
+    assert_eq!(rig.rejects, []);
+    let psns: Vec<u32> = rig.got.iter().map(|g| g.said.psn).collect();
+    assert_eq!(psns, (0..300).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_full_ring_drops_whole_frames_by_name_and_recovers() {
+    let mut rig = Rig::new(Config::small(), 4200);
+    let frame = with_fcs(&a_write(4000));
+    // beats stored: all but the first six
+    let fit = 32768 / 8 / (frame.len().div_ceil(8) - 6);
+    for _ in 0..fit + 3 {
+        rig.offer(&frame);
+    }
+    rig.drain();
+    assert_eq!(rig.got.len(), fit);
+    assert_eq!(rig.rejects.iter().map(|r| r.0).collect::<Vec<_>>(), [Reject::BufferFull; 3]);
+    for g in &rig.got {
+        assert_eq!(g.said.payload, expected(&a_write(4000)).payload);
+        assert_eq!(rig.payload(g.address, 4000), g.said.payload, "what is inside was not touched");
+    }
+    // a short frame still fits
+    assert!(rig.judge(&with_fcs(&a_write(4))).is_ok());
+    // room comes back in order: the second slot alone frees nothing
+    let slots: Vec<u64> = rig.got.iter().map(|g| g.slot).collect();
+    rig.release[0].push_back(slots[1]);
+    rig.drain();
+    assert_eq!(rig.judge(&frame).err(), Some(Reject::BufferFull));
+    rig.release[1].push_back(slots[0]);
+    rig.drain();
+    for _ in 0..2 {
+        rig.offer(&frame);
+    }
+    rig.offer(&frame);
+    rig.drain();
+    assert_eq!(rig.got.len(), fit + 1 + 2, "two frames of room, the third finds none");
+    for g in &rig.got[fit + 1..] {
+        assert_eq!(rig.payload(g.address, 4000), expected(&a_write(4000)).payload);
+    }
+}
+
+#[test]
+fn without_a_slot_or_a_place_for_its_headers_a_frame_is_dropped_by_name() {
+    let config = Config { packet_slots: 8, ..Config::small() };
+    let mut rig = Rig::new(config, 1500);
+    for _ in 0..10 {
+        rig.offer(&with_fcs(&a_write(4)));
+    }
+    rig.drain();
+    assert_eq!((rig.got.len(), rig.rejects.len()), (8, 2));
+    // both releasers at once
+    rig.release[0].push_back(rig.got[0].slot);
+    rig.release[1].push_back(rig.got[1].slot);
+    rig.drain();
+    for _ in 0..3 {
+        rig.offer(&with_fcs(&a_write(4)));
+    }
+    rig.drain();
+    assert_eq!((rig.got.len(), rig.rejects.len()), (10, 3));
+
+    let mut rig = Rig::new(Config::small(), 1500);
+    rig.take = false;
+    for _ in 0..18 {
+        rig.offer(&with_fcs(&a_write(4)));
+    }
+    rig.drain();
+    assert_eq!(rig.rejects.iter().map(|r| r.0).collect::<Vec<_>>(), [Reject::BufferFull; 2]);
+    rig.take = true;
+    rig.drain();
+    assert_eq!(rig.got.len(), 16);
+    assert!(rig.judge(&with_fcs(&a_write(4))).is_ok());
+}
+
+#[test]
+fn a_frame_that_the_mac_cut_short_is_counted_as_buffer_full() {
+    let mut rig = Rig::new(Config::small(), 1500);
+    rig.offer(&with_fcs(&a_write(100)));
+    rig.beats.truncate(9);
+    rig.beats.push_back((vec![0; 8], true, 0, true));
+    rig.offer(&with_fcs(&a_write(100)));
+    rig.drain();
+    assert_eq!(rig.rejects.iter().map(|r| r.0).collect::<Vec<_>>(), [Reject::BufferFull]);
+    assert_eq!((rig.got.len(), rig.counted.0), (1, 1));
+}
+
+#[test]
+fn the_write_engine_reads_a_word_one_clock_after_its_address() {
+    let mut rig = Rig::new(Config::small(), 1500);
+    let got = rig.judge(&with_fcs(&a_write(64))).unwrap();
+    let mut out = vec![];
+    for word in got.address / 8..(got.address + 64).div_ceil(8) {
+        rig.sim.poke("read_address", word as u64);
+        rig.sim.clock();
+        out.extend(rig.sim.peek("read_word").to_le_bytes());
+    }
+    let lane = got.address % 8;
+    assert_eq!(out[lane..lane + 64], got.said.payload[..]);
+}
+
+#[test]
+fn any_mixture_of_good_and_bad_frames_with_any_order_of_release_loses_nothing() {
+    for (seed, width, frames) in [(1, 8, 300), (3, 64, 150)] {
+        let mut pick = Choices(seed);
+        let mut rig = Rig::new(Config { packet_slots: 16, ..at_width(width) }, 1100);
+        let (mut good, mut bad) = (vec![], 0);
+        let mut given = 0;
+        let mut held: Vec<(usize, u64)> = vec![];
+        for n in 0..frames {
+            let mut f = a_write(pick.below(1000) as usize);
+            f[51..54].copy_from_slice(&u32::to_be_bytes(n)[1..]);
+            fix_icrc(&mut f);
+            let mut f = with_fcs(&f);
+            if pick.below(3) == 0 {
+                let at = pick.below(f.len() as u64) as usize;
+                match pick.below(3) {
+                    0 => f[at] ^= 1 << pick.below(8),
+                    1 => f.truncate(at.max(1)),
+                    _ => f = with_fcs(&pick.bytes(64 + at)),
+                }
+                bad += 1;
+            } else {
+                good.push(f.clone());
+            }
+            rig.offer(&f);
+            let mut pause = pick.below(30);
+            while !rig.beats.is_empty() || pause > 0 {
+                rig.clock();
+                pause = pause.saturating_sub(1);
+                while given < rig.got.len() {
+                    held.push((given, rig.got[given].slot));
+                    given += 1;
+                }
+                if !held.is_empty() && (held.len() > 6 || pick.below(90) == 0) {
+                    // any of them, but none stays for more than ten: room comes back in order, and 16 slots are all
+                    let late = held[0].0 + 10 < given;
+                    let (_, slot) =
+                        held.remove(if late { 0 } else { pick.below(held.len() as u64) as usize });
+                    rig.release[pick.below(2) as usize].push_back(slot);
+                }
+            }
+        }
+        rig.drain();
+        assert_eq!(rig.got.len(), good.len(), "seed {seed}");
+        assert_eq!(rig.rejects.len(), bad, "seed {seed}: every bad frame has one name");
+        for (got, f) in rig.got.iter().zip(&good) {
+            assert_eq!(got.said, expected(f), "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn the_emitted_verilog_is_clean() {
+    lint(&elaborate(&Parse(Config::small())).unwrap());
+    lint(&elaborate(&Verify(Config::small())).unwrap());
+    lint(&elaborate(&PacketBuffer(Config::small())).unwrap());
+    lint(&elaborate(&PacketBuffer(Config { name: "wide", ..at_width(64) })).unwrap());
+}

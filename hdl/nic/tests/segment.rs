@@ -1,0 +1,872 @@
+//! segment, by the interpreter: state memories are modelled here, a Rust model says what must come out.
+
+mod txkit;
+
+use contract::{QpQueues, QpRights, QpState, Reject, SendWqe, WcStatus};
+use hdl::{Bits, Interpreter, elaborate};
+use nic::Config;
+use nic::tx::segment::{Segment, WINDOW};
+use std::collections::BTreeMap;
+use txkit::{Choices, Placed, Record, Requester, Tx, lint, reset, wide};
+
+const PSN: u64 = 0xff_ffff;
+
+/// What left on `data` or `control`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Packet {
+    qp: u64,
+    opcode: u64,
+    psn: u64,
+    ack_req: bool,
+    solicited: bool,
+    wqe: u64,
+    offset: u64,
+    length: u64,
+    dma_length: u64,
+    syndrome: u64,
+    msn: u64,
+}
+
+/// The block with its words, and a WQE ring per QP.
+struct Bench {
+    s: Interpreter,
+    tx: Vec<Tx>,
+    requester: Vec<Requester>,
+    placed: Vec<Placed>,
+    rights: Vec<QpRights>,
+    queues: Vec<QpQueues>,
+    records: BTreeMap<u64, Record>,
+    wqes: Vec<BTreeMap<u16, (SendWqe, bool)>>,
+    producer: Vec<u16>,
+    packets: Vec<Packet>,
+    responses: Vec<Packet>,
+    kicks: Vec<u64>,
+    faults: Vec<(u64, u64, u64)>,
+    rejects: Vec<u64>,
+    retransmits: u64,
+    fences: u64,
+    data_ready: bool,
+    control_ready: bool,
+    clocks: u64,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let c = Config::small();
+        let n = c.qps as usize;
+        let mut s = Interpreter::new(&elaborate(&Segment(c)).unwrap());
+        reset(&mut s);
+        for ready in ["done_ready", "kick_ready", "fault_ready"] {
+            s.poke(ready, 1);
+        }
+        let rights = QpRights { state: QpState::Rts as u8, valid: true, path_mtu: 3, ..QpRights::default() };
+        let queues = (0..n)
+            .map(|q| QpQueues {
+                sq_log_depth: 8,
+                sq_log_stride: 7,
+                record_base: (q * 32) as u16,
+                record_log_size: 5,
+                ..QpQueues::default()
+            })
+            .collect();
+        Bench {
+            s,
+            tx: vec![Tx::default(); n],
+            requester: vec![Requester::default(); n],
+            placed: vec![Placed::default(); n],
+            rights: vec![rights; n],
+            queues,
+            records: BTreeMap::new(),
+            wqes: vec![BTreeMap::new(); n],
+            producer: vec![0; n],
+            packets: vec![],
+            responses: vec![],
+            kicks: vec![],
+            faults: vec![],
+            rejects: vec![],
+            retransmits: 0,
+            fences: 0,
+            data_ready: true,
+            control_ready: true,
+            clocks: 0,
+        }
+    }
+
+    /// The PSN (and index) at which QP `q` stands: nothing outstanding.
+    fn start_at(&mut self, q: usize, psn: u64, index: u64) {
+        self.tx[q] = Tx {
+            next_psn: psn,
+            sent_psn: psn,
+            cursor_psn: psn,
+            cursor_first: psn,
+            assigned: index,
+            cursor_wqe: index,
+            ..Tx::default()
+        };
+        self.requester[q] =
+            Requester { una_wqe: index, una_psn: psn, una_first: psn, ..Requester::default() };
+        self.producer[q] = index as u16;
+    }
+
+    fn post(&mut self, q: usize, mut wqe: SendWqe) -> u16 {
+        let index = self.producer[q];
+        wqe.index = index;
+        self.wqes[q].insert(index, (wqe, false));
+        self.producer[q] = index.wrapping_add(1);
+        index
+    }
+
+    fn clock(&mut self) {
+        let s = &mut self.s;
+        s.poke("data_ready", u64::from(self.data_ready));
+        s.poke("control_ready", u64::from(self.control_ready));
+        if s.peek("tx_write_enable") == 1 {
+            let q = s.peek("tx_write_address") as usize;
+            self.tx[q] = Tx::unpack(&s.peek_bits("tx_write_data"));
+        }
+        if s.peek("record_write_enable") == 1 {
+            let at = s.peek("record_write_address");
+            self.records.insert(at, Record::unpack(&s.peek_bits("record_write_data")));
+        }
+        for stream in ["data", "control"] {
+            let mut get = |f: &str| s.peek(&format!("{stream}_{f}"));
+            if get("valid") == 0 || get("ready") == 0 {
+                continue;
+            }
+            if get("fence") == 1 {
+                self.fences += 1;
+                continue;
+            }
+            let p = Packet {
+                qp: get("qp"),
+                opcode: get("opcode"),
+                psn: get("psn"),
+                ack_req: get("ack_req") == 1,
+                solicited: get("solicited") == 1,
+                wqe: get("wqe_index"),
+                offset: get("offset"),
+                length: get("length"),
+                dma_length: get("dma_length"),
+                syndrome: get("syndrome"),
+                msn: get("msn"),
+            };
+            if stream == "data" { &mut self.packets } else { &mut self.responses }.push(p);
+        }
+        if s.peek("kick_valid") == 1 {
+            self.kicks.push(s.peek("kick_qp"));
+        }
+        if s.peek("fault_valid") == 1 {
+            self.faults.push((s.peek("fault_qp"), s.peek("fault_wqe_index"), s.peek("fault_status")));
+        }
+        if s.peek("count_valid") == 1 {
+            self.rejects.push(s.peek("count_index"));
+        }
+        self.retransmits += s.peek("retransmit");
+        let q = s.peek("read_qp") as usize;
+        s.clock();
+        s.poke_bits("tx_word", &self.tx[q].pack());
+        s.poke_bits("requester_word", &self.requester[q].pack());
+        s.poke_bits("placed_word", &self.placed[q].pack());
+        s.poke_bits("rights_word", &Bits::from_bytes(256, &self.rights[q].pack()));
+        s.poke_bits("queues_word", &Bits::from_bytes(256, &self.queues[q].pack()));
+        self.clocks += 1;
+    }
+
+    /// What fetch would say of QP `q`.
+    fn offer(&mut self, q: usize) {
+        let tx = self.tx[q];
+        let (wqe, failed) =
+            self.wqes[q].get(&(tx.cursor_wqe as u16)).copied().unwrap_or((SendWqe::default(), false));
+        let present =
+            self.wqes[q].contains_key(&(tx.cursor_wqe as u16)) && tx.cursor_wqe as u16 != self.producer[q];
+        let s = &mut self.s;
+        s.poke("work_valid", 1);
+        s.poke("work_qp", q as u64);
+        s.poke("work_fence", 0);
+        s.poke("work_present", u64::from(present));
+        s.poke("work_failed", u64::from(failed));
+        s.poke("work_producer", u64::from(self.producer[q]));
+        let mut bytes = wqe.pack().to_vec();
+        for i in 0..4u8 {
+            bytes.extend([i + 1; 16]);
+        }
+        s.poke_bits("work_wqe", &Bits::from_bytes(1024, &bytes));
+    }
+
+    /// One turn of QP `q`; whether more was asked for.
+    fn turn(&mut self, q: usize) -> bool {
+        self.offer(q);
+        for _ in 0..50 {
+            let over = self.s.peek("done_valid") == 1;
+            let again = self.s.peek("done_again") == 1;
+            if over {
+                assert_eq!(self.s.peek("done_qp"), q as u64);
+                assert_eq!(self.s.peek("work_ready"), 1);
+            }
+            self.clock();
+            if over {
+                self.s.poke("work_valid", 0);
+                return again;
+            }
+        }
+        panic!("a turn of QP {q} did not end in 50 clocks");
+    }
+
+    /// Turns until none is asked for.
+    fn run(&mut self, q: usize) {
+        for _ in 0..100_000 {
+            if !self.turn(q) {
+                self.settle();
+                return;
+            }
+        }
+        panic!("QP {q} asks for turns without end: {:?}", self.tx[q]);
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..6 {
+            self.clock();
+        }
+    }
+
+    /// Everything sent so far is acknowledged.
+    fn acknowledge_all(&mut self, q: usize) {
+        let t = self.tx[q];
+        let r = &mut self.requester[q];
+        r.una_psn = t.cursor_psn;
+        r.una_wqe = t.cursor_wqe;
+        r.una_first = t.cursor_first;
+    }
+
+    fn initialise(&mut self, q: usize, pokes: &[(&str, u64)]) {
+        self.s.poke("initialise_valid", 1);
+        self.s.poke("initialise_qp", q as u64);
+        for f in ["receive", "send", "reset", "rq_psn", "sq_psn"] {
+            let value = pokes.iter().find(|p| p.0 == f).map_or(0, |p| p.1);
+            self.s.poke(&format!("initialise_{f}"), value);
+        }
+        for _ in 0..20 {
+            let taken = self.s.peek("initialise_ready") == 1;
+            self.clock();
+            if taken {
+                self.s.poke("initialise_valid", 0);
+                return;
+            }
+        }
+        panic!("initialise was not taken");
+    }
+}
+
+fn write(length: u64) -> SendWqe {
+    SendWqe { opcode: 0, num_sge: 1, length: length as u32, signaled: true, ..SendWqe::default() }
+}
+
+/// What a message of `length` bytes must look like: (opcode, offset, length) of each packet.
+fn cut(wr: u8, length: u64, mtu: u64) -> Vec<(u64, u64, u64)> {
+    let n = length.div_ceil(mtu).max(1);
+    let [first, middle, last, only] = match wr {
+        0 => [0x06, 0x07, 0x08, 0x0a],
+        1 => [0x06, 0x07, 0x09, 0x0b],
+        2 => [0x00, 0x01, 0x02, 0x04],
+        _ => [0x00, 0x01, 0x03, 0x05],
+    };
+    (0..n)
+        .map(|i| {
+            let opcode = match (i == 0, i == n - 1) {
+                (true, true) => only,
+                (true, false) => first,
+                (false, true) => last,
+                (false, false) => middle,
+            };
+            (opcode, i * mtu, if i == n - 1 { length - i * mtu } else { mtu })
+        })
+        .collect()
+}
+
+fn seen(packets: &[Packet]) -> Vec<(u64, u64, u64)> {
+    packets.iter().map(|p| (p.opcode, p.offset, p.length)).collect()
+}
+
+#[test]
+fn every_length_is_cut_at_every_path_mtu() {
+    let mut b = Bench::new();
+    b.start_at(5, 0x100, 7);
+    for code in 1..=5u8 {
+        let mtu = 128u64 << code;
+        b.rights[5].path_mtu = code;
+        for length in [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 3 * mtu + 5] {
+            for wr in 0..4 {
+                b.packets.clear();
+                let from = b.tx[5].next_psn;
+                let index = b.post(5, SendWqe { opcode: wr, solicited: true, ..write(length) });
+                b.run(5);
+                let want = cut(wr, length, mtu);
+                assert_eq!(seen(&b.packets), want, "opcode {wr}, {length} bytes at {mtu}");
+                for (i, p) in b.packets.iter().enumerate() {
+                    let last = i == want.len() - 1;
+                    assert_eq!(p.psn, from + i as u64);
+                    assert_eq!((p.qp, p.wqe, p.dma_length), (5, u64::from(index), length));
+                    assert_eq!(p.ack_req, last);
+                    assert_eq!(p.solicited, last && wr != 0);
+                }
+                let record = b.records[&(5 * 32 + u64::from(index) % 32)];
+                let opcode = u64::from(wr < 2);
+                let last_psn = from + want.len() as u64 - 1;
+                assert_eq!(record, Record { last_psn, signaled: 1, opcode, status: 0, length });
+                b.acknowledge_all(5);
+            }
+        }
+    }
+    assert_eq!(b.retransmits, 0);
+}
+
+#[test]
+fn sixteen_mebibytes_go_out_as_the_window_moves() {
+    let mut b = Bench::new();
+    b.rights[0].path_mtu = 5;
+    b.rights[0].max_inflight = 100;
+    // the PSN wraps on the way
+    b.start_at(0, 0xff_f800, 0xffff);
+    b.post(0, write(16 << 20));
+    let mut rounds = 0;
+    while b.tx[0].cursor_wqe == 0xffff {
+        b.run(0);
+        let t = b.tx[0];
+        assert!((t.cursor_psn.wrapping_sub(b.requester[0].una_psn) & PSN) <= 100);
+        assert!(b.packets.last().unwrap().ack_req, "the packet that closes the window asks");
+        // acknowledged inside of the message: the WQE stays the oldest
+        b.requester[0].una_psn = t.cursor_psn;
+        rounds += 1;
+    }
+    assert_eq!(rounds, 41);
+    assert_eq!(seen(&b.packets), cut(0, 16 << 20, 4096));
+    for (i, p) in b.packets.iter().enumerate() {
+        assert_eq!(p.psn, (0xff_f800 + i as u64) & PSN);
+    }
+    assert_eq!((b.tx[0].cursor_wqe, b.tx[0].assigned), (0, 0));
+    assert_eq!(b.records[&31].last_psn, 0x7ff);
+}
+
+#[test]
+fn every_sixteenth_packet_asks_for_an_acknowledgement() {
+    let mut b = Bench::new();
+    b.start_at(1, 0, 0);
+    b.post(1, write(40 * 512));
+    b.rights[1].path_mtu = 2;
+    b.run(1);
+    let asking: Vec<usize> = (0..40).filter(|i| b.packets[*i].ack_req).collect();
+    assert_eq!(asking, [15, 31, 39]);
+}
+
+#[test]
+fn the_window_is_kept_on_both_sides_of_its_limit() {
+    for limit in [1u64, 2, 5] {
+        let mut b = Bench::new();
+        b.rights[2].max_inflight = limit as u16;
+        b.start_at(2, 0xff_fffe, 0);
+        (0..10).for_each(|_| {
+            b.post(2, write(8));
+        });
+        b.run(2);
+        assert_eq!(b.packets.len() as u64, limit);
+        b.run(2);
+        assert_eq!(b.packets.len() as u64, limit, "a closed window sends nothing");
+        b.requester[2].una_psn = 0xff_ffff;
+        b.requester[2].una_first = 0xff_ffff;
+        b.requester[2].una_wqe = 1;
+        b.run(2);
+        assert_eq!(b.packets.len() as u64, limit + 1, "one acknowledged, one more");
+    }
+    // without a limit, a quarter of the PSN space
+    for (ahead, sends) in [(WINDOW - 1, 1), (WINDOW, 0)] {
+        let mut b = Bench::new();
+        b.start_at(2, ahead, 9);
+        b.requester[2] = Requester { una_wqe: 8, ..Requester::default() };
+        b.post(2, write(8));
+        b.run(2);
+        assert_eq!(b.packets.len(), sends);
+    }
+}
+
+#[test]
+fn a_full_record_ring_waits_for_a_retired_wqe() {
+    let mut b = Bench::new();
+    b.queues[3].record_log_size = 2;
+    b.start_at(3, 50, 0xfffe);
+    (0..6).for_each(|_| {
+        b.post(3, write(1));
+    });
+    b.run(3);
+    assert_eq!(b.packets.len(), 4);
+    assert_eq!(b.tx[3].next_psn, 54);
+    b.requester[3] = Requester { una_wqe: 0xffff, una_psn: 51, una_first: 51, ..b.requester[3] };
+    b.run(3);
+    assert_eq!(b.packets.len(), 5);
+    b.requester[3] = Requester { una_wqe: 3, una_psn: 55, una_first: 55, ..b.requester[3] };
+    b.run(3);
+    assert_eq!(b.packets.len(), 6);
+    assert_eq!(b.records.keys().copied().collect::<Vec<_>>(), [96, 97, 98, 99]);
+    assert_eq!(b.tx[3].cursor_wqe, 4);
+}
+
+#[test]
+fn a_rewind_goes_to_the_middle_of_a_message_and_to_an_earlier_wqe() {
+    let mut b = Bench::new();
+    b.start_at(4, 0xff_fff0, 20);
+    b.post(4, write(5 * 1024 + 3));
+    b.post(4, SendWqe { opcode: 3, ..write(2 * 1024) });
+    b.run(4);
+    let all = b.packets.clone();
+    assert_eq!(all.len(), 8);
+    let (word, records) = (b.tx[4], b.records.clone());
+    for (epoch, lost) in [(1, 3u64), (2, 0), (3, 7), (4, 6), (5, 1)] {
+        b.packets.clear();
+        b.retransmits = 0;
+        let (wqe, first) = if lost < 6 { (20, 0xff_fff0) } else { (21, 0xff_fff6) };
+        b.requester[4] = Requester {
+            epoch,
+            una_wqe: wqe,
+            una_psn: (0xff_fff0 + lost) & PSN,
+            una_first: first & PSN,
+            ..b.requester[4]
+        };
+        b.run(4);
+        assert_eq!(seen(&b.packets), seen(&all[lost as usize..]), "lost {lost}");
+        assert_eq!(b.packets[0].psn, all[lost as usize].psn);
+        assert_eq!(b.retransmits, 8 - lost);
+        assert_eq!(Tx { epoch: 0, unasked: 0, ..b.tx[4] }, Tx { epoch: 0, unasked: 0, ..word });
+        assert_eq!(b.records, records, "replay writes no record");
+    }
+    // the epoch wraps and still differs
+    b.requester[4].epoch = 4;
+    assert!(b.turn(4));
+    assert_eq!(b.tx[4].epoch, 4);
+}
+
+#[test]
+fn a_cursor_overtaken_by_acknowledgements_jumps_forward() {
+    let mut b = Bench::new();
+    b.start_at(6, 10, 0);
+    for _ in 0..3 {
+        b.post(6, write(2048));
+    }
+    b.run(6);
+    // everything is lost, then the acknowledgement of all but the last packet arrives late
+    b.requester[6].epoch = 1;
+    assert!(b.turn(6));
+    assert!(b.turn(6));
+    assert_eq!(b.tx[6].cursor_psn, 11);
+    b.settle();
+    b.requester[6] = Requester { una_psn: 15, una_wqe: 2, una_first: 14, ..b.requester[6] };
+    b.packets.clear();
+    b.run(6);
+    assert_eq!(seen(&b.packets), [(0x08, 1024, 1024)]);
+    assert_eq!(b.packets[0].psn, 15);
+    // same PSN, later WQE: the triple moved in two steps, and in between the cursor lies behind its WQE
+    b.post(6, write(1));
+    b.requester[6] = Requester { una_psn: 16, una_wqe: 2, una_first: 14, epoch: 2, ..b.requester[6] };
+    b.packets.clear();
+    b.run(6);
+    assert_eq!((b.tx[6].cursor_wqe, b.packets.len()), (2, 0));
+    b.requester[6] = Requester { una_psn: 16, una_wqe: 3, una_first: 16, ..b.requester[6] };
+    b.run(6);
+    assert_eq!(b.tx[6].cursor_wqe, 4);
+    assert_eq!((b.packets.len(), b.packets[0].psn, b.packets[0].wqe), (1, 16, 3));
+}
+
+#[test]
+fn a_response_goes_beside_requests_and_while_halted() {
+    let mut b = Bench::new();
+    b.start_at(7, 0, 0);
+    b.post(7, write(1));
+    b.placed[7] =
+        Placed { tail_seq: 9, tail_syndrome: 0x1f, tail_psn: 0x77, tail_msn: 0x88, ..Placed::default() };
+    assert!(!b.turn(7), "one turn does both");
+    b.settle();
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 1));
+    let r = &b.responses[0];
+    assert_eq!((r.opcode, r.qp, r.psn, r.syndrome, r.msn), (0x11, 7, 0x77, 0x1f, 0x88));
+    assert_eq!((r.length, r.ack_req), (0, false));
+    assert_eq!(b.tx[7].paid, 9);
+    b.run(7);
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 1), "paid once");
+
+    // beside a rewind
+    b.requester[7].epoch = 1;
+    b.placed[7].tail_seq = 10;
+    assert!(b.turn(7));
+    b.settle();
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 2));
+    assert_eq!((b.tx[7].epoch, b.tx[7].paid, b.tx[7].cursor_wqe), (1, 10, 0));
+    b.acknowledge_all(7);
+    b.run(7);
+    assert_eq!((b.packets.len(), b.responses.len(), b.tx[7].cursor_wqe), (2, 2, 1));
+
+    // halted everywhere: requests stop, the response leaves
+    b.post(7, write(1));
+    b.placed[7] = Placed { tail_seq: 11, tail_syndrome: 0x62, halt: 1, ..b.placed[7] };
+    b.requester[7].halt = 1;
+    b.run(7);
+    assert_eq!((b.packets.len(), b.responses.len()), (2, 3));
+    // states: only from RTR to before Err
+    for (state, answers) in [
+        (QpState::Reset, false),
+        (QpState::Init, false),
+        (QpState::Rtr, true),
+        (QpState::Rts, true),
+        (QpState::Sqd, true),
+        (QpState::Sqe, true),
+        (QpState::Err, false),
+    ] {
+        b.responses.clear();
+        b.rights[7].state = state as u8;
+        b.placed[7].tail_seq += 1;
+        b.run(7);
+        assert_eq!(b.responses.len() == 1, answers, "{state:?}");
+    }
+    b.rights[7] = QpRights { valid: false, state: QpState::Rts as u8, ..b.rights[7] };
+    b.placed[7].tail_seq += 1;
+    b.responses.clear();
+    b.run(7);
+    assert!(b.responses.is_empty());
+}
+
+#[test]
+fn nothing_is_sent_while_any_condition_forbids_it() {
+    type Edit = fn(&mut Bench);
+    let forbids: [(&str, Edit); 11] = [
+        ("not RTS", |b| b.rights[0].state = QpState::Rtr as u8),
+        ("error", |b| b.rights[0].state = QpState::Err as u8),
+        ("drained: new WQEs wait", |b| b.rights[0].state = QpState::Sqd as u8),
+        ("invalid", |b| b.rights[0].valid = false),
+        ("not RC", |b| b.rights[0].transport = 1),
+        ("path MTU 0", |b| b.rights[0].path_mtu = 0),
+        ("path MTU 6", |b| b.rights[0].path_mtu = 6),
+        ("RNR wait", |b| b.requester[0].waiting = 1),
+        ("requester halted", |b| b.requester[0].halt = 1),
+        ("responder halted", |b| b.placed[0].halt = 1),
+        ("fault", |b| {
+            b.requester[0].fault = 1;
+            b.requester[0].fault_wqe = 0;
+        }),
+    ];
+    for (why, edit) in forbids {
+        let mut b = Bench::new();
+        b.start_at(0, 0, 0);
+        b.post(0, write(1));
+        edit(&mut b);
+        let before = b.tx[0];
+        assert!(!b.turn(0), "{why}");
+        b.settle();
+        assert!(b.packets.is_empty(), "{why}");
+        assert_eq!(b.tx[0], before, "{why}");
+    }
+    // not present, or nothing posted
+    let mut b = Bench::new();
+    b.start_at(0, 0, 0);
+    assert!(!b.turn(0));
+    b.producer[0] = 1;
+    assert!(!b.turn(0));
+    assert!(b.packets.is_empty());
+    // a fault at a later WQE lets the earlier ones go; draining finishes what has PSNs
+    let mut b = Bench::new();
+    b.start_at(0, 0, 0xffff);
+    (0..3).for_each(|_| {
+        b.post(0, write(3000));
+    });
+    b.turn(0);
+    b.rights[0].state = QpState::Sqd as u8;
+    b.run(0);
+    assert_eq!(b.packets.len(), 3, "SQD finishes the WQE that it has begun");
+    b.rights[0].state = QpState::Rts as u8;
+    b.requester[0].fault = 1;
+    b.requester[0].fault_wqe = 1;
+    b.run(0);
+    assert_eq!(b.packets.iter().map(|p| p.wqe).collect::<Vec<_>>(), [0xffff, 0xffff, 0xffff, 0, 0, 0]);
+}
+
+#[test]
+fn every_kind_of_bad_wqe_is_recorded_and_halts_what_follows() {
+    let good = write(100);
+    let kinds: [(SendWqe, Option<u16>, bool, Reject); 9] = [
+        (good, None, true, Reject::SqFetchFailed),
+        (good, Some(77), false, Reject::WqeIndex),
+        (SendWqe { opcode: 4, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 9, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 255, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { inline: true, ..good }, None, false, Reject::WqeLength),
+        (SendWqe { num_sge: 5, ..good }, None, false, Reject::WqeLength),
+        (SendWqe { length: 0x8000_0001, ..good }, None, false, Reject::WqeLength),
+        (SendWqe { length: 0xffff_ffff, ..good }, None, false, Reject::WqeLength),
+    ];
+    for (wqe, index, failed, reject) in kinds {
+        let mut b = Bench::new();
+        b.start_at(9, 0x500, 3);
+        b.post(9, write(2000));
+        let bad = b.post(9, wqe);
+        let slot = b.wqes[9].get_mut(&bad).unwrap();
+        slot.0.index = index.unwrap_or(bad);
+        slot.1 = failed;
+        b.post(9, good);
+        b.run(9);
+        assert_eq!(b.packets.len(), 2, "{reject:?}");
+        assert_eq!((b.kicks.clone(), b.rejects.clone()), (vec![9], vec![reject as u64]));
+        let record = b.records[&(9 * 32 + 4)];
+        assert_eq!((record.status, record.last_psn), (WcStatus::LocQpOpErr as u64, 0x501));
+        let t = b.tx[9];
+        assert_eq!((t.halt, t.assigned, t.cursor_wqe, t.next_psn), (1, 5, 4, 0x502));
+        // a rewind still replays what came before, and only that
+        b.requester[9].epoch = 1;
+        b.run(9);
+        assert_eq!((b.packets.len(), b.retransmits), (4, 2));
+        assert_eq!((b.kicks.len(), b.faults.len()), (1, 0), "the bad WQE is looked at once");
+    }
+}
+
+#[test]
+fn the_largest_message_and_the_most_sges_are_taken() {
+    let mut b = Bench::new();
+    b.start_at(0, 5, 0);
+    b.rights[0].max_inflight = 1;
+    b.rights[0].path_mtu = 1;
+    b.post(0, SendWqe { num_sge: 4, ..write(1 << 31) });
+    b.run(0);
+    assert_eq!(seen(&b.packets), [(0x06, 0, 256)]);
+    assert_eq!(b.records[&0].last_psn, 4 + (1 << 23));
+    // a 64-byte stride holds two SGEs
+    for (num_sge, ok) in [(2, true), (3, false)] {
+        let mut b = Bench::new();
+        b.start_at(0, 5, 0);
+        b.queues[0].sq_log_stride = 6;
+        b.post(0, SendWqe { num_sge, ..write(100) });
+        b.run(0);
+        assert_eq!(b.packets.len() == 1, ok);
+    }
+}
+
+#[test]
+fn unused_sges_leave_as_zeros() {
+    for num_sge in 0..=4u8 {
+        let mut b = Bench::new();
+        b.start_at(0, 0, 0);
+        b.post(0, SendWqe { num_sge, ..write(10) });
+        b.data_ready = false;
+        b.run(0);
+        let bytes = b.s.peek_bits("data_sges").to_bytes();
+        for (i, sge) in bytes.chunks(16).enumerate() {
+            let want = if i < num_sge as usize { i as u8 + 1 } else { 0 };
+            assert_eq!(sge, [want; 16], "SGE {i} of {num_sge}");
+        }
+    }
+}
+
+#[test]
+fn a_wqe_that_turns_bad_under_replay_is_a_fault_for_acknowledge() {
+    let mut b = Bench::new();
+    b.start_at(3, 0, 0);
+    let index = b.post(3, write(10));
+    b.run(3);
+    b.requester[3].epoch = 1;
+    b.wqes[3].get_mut(&index).unwrap().1 = true;
+    b.run(3);
+    assert_eq!(b.faults, [(3, 0, WcStatus::LocQpOpErr as u64)]);
+    assert_eq!((b.packets.len(), b.kicks.len(), b.tx[3].halt), (1, 0, 0));
+}
+
+#[test]
+fn full_data_asks_for_another_turn_and_lets_responses_pass() {
+    let mut b = Bench::new();
+    b.data_ready = false;
+    b.start_at(1, 0, 0);
+    (0..9).for_each(|_| {
+        b.post(1, write(1));
+    });
+    for i in 0..12 {
+        assert_eq!(b.s.peek("room"), u64::from(i < 2));
+        assert!(b.turn(1), "turn {i}");
+        b.settle();
+    }
+    assert_eq!(b.tx[1].cursor_wqe, 4, "four fit the FIFO");
+    b.placed[2].tail_seq = 1;
+    b.run(2);
+    assert_eq!(b.responses.len(), 1);
+    b.data_ready = true;
+    b.run(1);
+    assert_eq!(b.packets.len(), 9);
+    assert!(b.packets.iter().enumerate().all(|(i, p)| p.psn == i as u64));
+}
+
+#[test]
+fn a_fence_waits_for_room_and_ends_no_turn() {
+    let mut b = Bench::new();
+    b.data_ready = false;
+    b.start_at(1, 0, 0);
+    (0..4).for_each(|_| {
+        b.post(1, write(1));
+        b.turn(1);
+    });
+    b.s.poke("work_valid", 1);
+    b.s.poke("work_fence", 1);
+    for _ in 0..20 {
+        assert_eq!((b.s.peek("done_valid"), b.s.peek("work_ready")), (0, 0));
+        b.clock();
+    }
+    b.data_ready = true;
+    while b.s.peek("work_ready") == 0 {
+        b.clock();
+    }
+    b.clock();
+    b.s.poke("work_valid", 0);
+    b.settle();
+    assert_eq!((b.packets.len(), b.fences), (4, 1));
+    assert_eq!(b.s.peek("idle"), 1);
+}
+
+#[test]
+fn initialise_starts_and_clears_a_word() {
+    let mut b = Bench::new();
+    let old = Tx {
+        next_psn: 1,
+        sent_psn: 2,
+        assigned: 3,
+        cursor_wqe: 4,
+        cursor_psn: 5,
+        cursor_first: 6,
+        epoch: 7,
+        paid: 8,
+        unasked: 9,
+        halt: 1,
+    };
+    let psn = 0xab_cdef;
+    let fresh =
+        Tx { next_psn: psn, sent_psn: psn, cursor_psn: psn, cursor_first: psn, paid: 8, ..Tx::default() };
+    for (pokes, want) in [
+        (vec![("send", 1), ("sq_psn", psn)], fresh),
+        (vec![("receive", 1), ("rq_psn", 99)], Tx { paid: 0, ..old }),
+        (vec![("receive", 1), ("send", 1), ("sq_psn", psn)], Tx { paid: 0, ..fresh }),
+        (vec![("reset", 1)], Tx::default()),
+        (vec![], old),
+    ] {
+        b.tx[9] = old;
+        b.initialise(9, &pokes);
+        assert_eq!(b.tx[9], want, "{pokes:?}");
+    }
+}
+
+/// The send side as plain arithmetic, written from the rules and not from the RTL.
+struct Model {
+    next: u64,
+    /// (first PSN, packets) of each WQE that has PSNs, by index.
+    assigned: Vec<(u64, u64)>,
+    lengths: Vec<u64>,
+    /// Absolute position: WQE and packet in it.
+    at: (usize, u64),
+}
+
+#[test]
+fn random_messages_losses_and_acknowledgements_follow_the_model() {
+    for seed in 1..=4u64 {
+        let mut pick = Choices::new(seed);
+        let mut b = Bench::new();
+        let code = 1 + pick.below(5) as u8;
+        let (mtu, q) = (128u64 << code, pick.below(64) as usize);
+        let limit = 1 + pick.below(40);
+        let log_records = 1 + pick.below(4);
+        b.rights[q].path_mtu = code;
+        b.rights[q].max_inflight = limit as u16;
+        b.queues[q].record_log_size = log_records as u8;
+        let (psn0, index0) = (PSN - pick.below(60), 0xffff - pick.below(10));
+        b.start_at(q, psn0, index0);
+        let mut m = Model { next: 0, assigned: vec![], lengths: vec![], at: (0, 0) };
+        // una as an absolute packet count, and the oldest WQE not retired
+        let (mut una, mut una_wqe, mut sent, mut epoch) = (0u64, 0usize, 0u64, 0u64);
+        for step in 0..1000 {
+            let what = format!("seed {seed}, step {step}");
+            match pick.below(8) {
+                0 if m.lengths.len() < una_wqe + 200 => {
+                    let length = match pick.below(4) {
+                        0 => pick.below(3),
+                        1 => mtu * pick.below(4),
+                        _ => pick.below(6 * mtu),
+                    };
+                    b.post(q, SendWqe { opcode: pick.below(4) as u8, ..write(length) });
+                    m.lengths.push(length);
+                }
+                1 if sent > una => {
+                    una += 1 + pick.below(sent - una);
+                    while una_wqe < m.assigned.len() && una >= m.assigned[una_wqe].0 + m.assigned[una_wqe].1 {
+                        una_wqe += 1;
+                    }
+                }
+                2 if sent > una && pick.chance(30) => epoch += 1,
+                _ => {}
+            }
+            let una_first = m.assigned.get(una_wqe).map_or(m.next, |a| a.0);
+            b.requester[q] = Requester {
+                una_wqe: (index0 + una_wqe as u64) & 0xffff,
+                una_psn: (psn0 + una) & PSN,
+                una_first: (psn0 + una_first) & PSN,
+                epoch: epoch & 15,
+                ..Requester::default()
+            };
+            // the model's turn
+            let position = |m: &Model| m.assigned.get(m.at.0).map_or(m.next, |a| a.0) + m.at.1;
+            let mut want = None;
+            if b.tx[q].epoch != epoch & 15 || position(&m) < una || m.at.0 < una_wqe {
+                m.at = (una_wqe, una - una_first);
+            } else if m.at.0 < m.lengths.len() && position(&m) - una < limit {
+                let length = m.lengths[m.at.0];
+                let n = length.div_ceil(mtu).max(1);
+                let new = m.at.0 == m.assigned.len();
+                if !new || m.assigned.len() - una_wqe < 1 << log_records {
+                    if new {
+                        m.assigned.push((m.next, n));
+                        m.next += n;
+                    }
+                    let p = position(&m);
+                    want = Some((p, m.at.1 * mtu, (length - m.at.1 * mtu).min(mtu), m.at.0));
+                    sent = sent.max(p + 1);
+                    m.at.1 += 1;
+                    if m.at.1 == n {
+                        m.at = (m.at.0 + 1, 0);
+                    }
+                }
+            }
+            b.packets.clear();
+            b.turn(q);
+            b.clock();
+            let got = b.packets.first().map(|p| (p.psn, p.offset, p.length, p.wqe));
+            let want = want.map(|w| ((psn0 + w.0) & PSN, w.1, w.2, (index0 + w.3 as u64) & 0xffff));
+            assert_eq!(got, want, "{what}");
+            let t = b.tx[q];
+            assert_eq!(t.sent_psn, (psn0 + sent) & PSN, "{what}");
+            assert_eq!(t.next_psn, (psn0 + m.next) & PSN, "{what}");
+        }
+        assert!(m.assigned.len() > 20, "seed {seed}: the story moved");
+    }
+}
+
+#[test]
+fn a_turn_takes_four_clocks() {
+    let mut b = Bench::new();
+    for q in 0..8 {
+        b.start_at(q, 0, 0);
+        (0..4).for_each(|_| {
+            b.post(q, write(64));
+        });
+    }
+    let from = b.clocks;
+    for i in 0..32 {
+        b.turn(i % 8);
+    }
+    assert_eq!(b.clocks - from, 4 * 32);
+    b.settle();
+    assert_eq!(b.packets.len(), 32);
+}
+
+#[test]
+fn the_emitted_text_is_clean() {
+    for c in [Config::small(), wide()] {
+        lint(&elaborate(&Segment(c)).unwrap());
+    }
+}

@@ -1,0 +1,137 @@
+//! What the transmit tests share: state words as Rust structs, seeds, and a lint of the emitted Verilog.
+#![allow(dead_code)]
+
+use hdl::{Bits, Design, Interpreter};
+
+/// Deterministic choices.
+#[derive(Clone)]
+pub struct Choices(pub u64);
+impl Choices {
+    pub fn new(seed: u64) -> Choices {
+        let mut c = Choices(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        c.below(2);
+        c
+    }
+    pub fn any(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    pub fn below(&mut self, n: u64) -> u64 {
+        (self.any() >> 11) % n
+    }
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// A state word: fields with widths, the first in the most significant bits, as `Bundle::to_bits` lays them.
+#[macro_export]
+macro_rules! word {
+    ($name:ident { $($f:ident: $w:expr),* $(,)? }) => {
+        #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+        pub struct $name { $(pub $f: u64),* }
+        impl $name {
+            pub fn pack(&self) -> Bits {
+                $crate::txkit::pack(&[$(($w, self.$f)),*])
+            }
+            pub fn unpack(bits: &Bits) -> Self {
+                let mut high = bits.width();
+                $(high -= $w; let $f = $crate::txkit::field(bits, high, $w);)*
+                assert_eq!(high, 0, "{} is {} bits", stringify!($name), bits.width());
+                $name { $($f),* }
+            }
+        }
+    };
+}
+
+pub fn pack(fields: &[(u32, u64)]) -> Bits {
+    let width = fields.iter().map(|f| f.0).sum();
+    let mut bits = Bits::zero(width);
+    let mut high = width;
+    for (w, v) in fields {
+        assert!(*w == 64 || v >> w == 0, "{v:#x} in {w} bits");
+        high -= w;
+        (0..*w).filter(|i| v >> i & 1 == 1).for_each(|i| bits.set_bit(high + i));
+    }
+    bits
+}
+
+pub fn field(bits: &Bits, low: u32, width: u32) -> u64 {
+    (0..width).map(|i| u64::from(bits.bit(low + i)) << i).sum()
+}
+
+word!(Tx {
+    next_psn: 24,
+    sent_psn: 24,
+    assigned: 16,
+    cursor_wqe: 16,
+    cursor_psn: 24,
+    cursor_first: 24,
+    epoch: 4,
+    paid: 24,
+    unasked: 8,
+    halt: 1
+});
+word!(Requester {
+    una_wqe: 16,
+    una_psn: 24,
+    una_first: 24,
+    epoch: 4,
+    retries: 3,
+    rnr_retries: 3,
+    armed: 1,
+    deadline: 40,
+    waiting: 1,
+    fault: 1,
+    fault_wqe: 16,
+    fault_status: 8,
+    halt: 1
+});
+word!(Placed { psn: 24, msn: 24, tail_seq: 24, tail_syndrome: 8, tail_psn: 24, tail_msn: 24, halt: 1 });
+word!(Record { last_psn: 24, signaled: 1, opcode: 8, status: 8, length: 32 });
+
+/// Puts the block into reset for a clock.
+pub fn reset(s: &mut Interpreter) {
+    s.poke("reset", 1);
+    s.clock();
+    s.poke("reset", 0);
+}
+
+/// `verilator --lint-only -Wall` on the emitted text; skipped where verilator is not installed.
+pub fn lint(design: &Design) {
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = dir.join(format!("{}.sv", design.top()));
+    std::fs::write(&path, design.verilog(hdl::Style::default())).expect("target directory is writable");
+    let run = std::process::Command::new("verilator")
+        .args([
+            "--lint-only",
+            "-Wall",
+            "-Wno-DECLFILENAME",
+            "-Wno-UNUSEDSIGNAL",
+            "--top-module",
+            design.top(),
+        ])
+        .arg(&path)
+        .output();
+    match run {
+        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
+        Err(e) => eprintln!("lint of {} skipped: verilator: {e}", design.top()),
+    }
+}
+
+/// The sizes of a 512-bit card, to see that every width follows.
+pub fn wide() -> nic::Config {
+    nic::Config {
+        name: "wide",
+        data_bytes: 64,
+        qps: 128,
+        mrs: 1024,
+        records: 8192,
+        wqe_slots: 4,
+        transmit_buffer_bytes: 65536,
+        transmit_slots: 64,
+        ..nic::Config::small()
+    }
+}

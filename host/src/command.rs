@@ -1,0 +1,125 @@
+//! The command queue: one command at a time, each with a bounded wait.
+//!
+//! ```text
+//! entry > command ring > release barrier > register command_producer > card > response ring (phase) > acquire barrier
+//! ```
+//!
+//! In: opcode, object number, context words. Out: the response's words, or an error that names command, object and
+//! status. A command that is not answered in time ends the queue: its answer may still come, so nothing later could be
+//! told apart, and memory it concerns may still be in use; the card must be reset.
+
+use crate::backend::Backend;
+use crate::device::{write32, write64};
+use crate::dma::{DmaBuffer, DmaSpace};
+use crate::{Error, Result, barrier};
+use contract::register as reg;
+use contract::ring::phase;
+use contract::{CommandEntry, CommandOpcode, CommandResponse, CommandStatus};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Sixteen entries: one page for each ring.
+const LOG_DEPTH: u32 = 4;
+const ENTRY: usize = CommandEntry::BYTES;
+
+pub(crate) struct Commands {
+    backend: Arc<dyn Backend>,
+    requests: DmaBuffer,
+    responses: DmaBuffer,
+    state: Mutex<State>,
+    timeout: Duration,
+}
+
+struct State {
+    producer: u32,
+    dead: bool,
+}
+
+/// What a command writes besides its opcode and object number.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Arguments {
+    pub(crate) word_mask: u16,
+    pub(crate) init_receive: bool,
+    pub(crate) init_send: bool,
+    pub(crate) reset_all: bool,
+    pub(crate) data: [u64; 16],
+}
+
+impl Commands {
+    /// Gives the card both rings and enables the queue.
+    pub(crate) fn start(space: &Arc<DmaSpace>, timeout: Duration) -> Result<Commands> {
+        let backend = space.backend.clone();
+        let requests = DmaBuffer::new(space, (ENTRY << LOG_DEPTH) as u64)?;
+        let responses = DmaBuffer::new(space, (ENTRY << LOG_DEPTH) as u64)?;
+        write32(&*backend, reg::COMMAND_ENABLE, 0)?;
+        write64(&*backend, reg::COMMAND_BASE, requests.iova())?;
+        write64(&*backend, reg::RESPONSE_BASE, responses.iova())?;
+        write32(&*backend, reg::COMMAND_LOG_DEPTH, LOG_DEPTH)?;
+        write32(&*backend, reg::COMMAND_PRODUCER, 0)?;
+        write32(&*backend, reg::COMMAND_ENABLE, 1)?;
+        let state = Mutex::new(State { producer: 0, dead: false });
+        Ok(Commands { backend, requests, responses, state, timeout })
+    }
+
+    /// Executes one command and waits for its response.
+    pub(crate) fn execute(
+        &self,
+        opcode: CommandOpcode,
+        object: u32,
+        arguments: &Arguments,
+    ) -> Result<[u64; 16]> {
+        let name = || self.backend.name().to_owned();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.dead {
+            return Err(Error::CommandQueueDead { name: name(), opcode, object });
+        }
+        let index = state.producer;
+        let slot = (index as usize & ((1 << LOG_DEPTH) - 1)) * ENTRY;
+        let entry = CommandEntry {
+            opcode: opcode.code(),
+            index: object,
+            sequence: index as u16,
+            word_mask: arguments.word_mask,
+            init_receive: arguments.init_receive,
+            init_send: arguments.init_send,
+            reset_all: arguments.reset_all,
+            ..CommandEntry::default()
+        };
+        self.requests.write(slot, &entry.with_data(&arguments.data).pack());
+        barrier::before_doorbell();
+        state.producer = index.wrapping_add(1);
+        if let Err(error) = write32(&*self.backend, reg::COMMAND_PRODUCER, state.producer & 0xffff) {
+            state.dead = true;
+            return Err(error);
+        }
+        let start = self.backend.now();
+        let mut turn = 0u32;
+        while self.responses.phase(slot + ENTRY - 1) != phase(index, LOG_DEPTH) {
+            let waited = self.backend.now().saturating_sub(start);
+            if waited > self.timeout {
+                state.dead = true;
+                return Err(Error::CommandTimeout {
+                    name: name(),
+                    opcode,
+                    object,
+                    waited_ms: waited.as_millis(),
+                });
+            }
+            self.backend.relax(turn);
+            turn = turn.saturating_add(1);
+        }
+        barrier::after_valid();
+        let response = CommandResponse::unpack(&self.responses.read(slot));
+        let garbled = |what| Error::CommandGarbled { name: name(), opcode, object, what };
+        if response.sequence != index as u16 || response.opcode != opcode.code() {
+            state.dead = true;
+            let what = format!("sequence {} instead of {}", response.sequence, index as u16);
+            return Err(garbled(format!("{what}, opcode {}", response.opcode)));
+        }
+        match CommandStatus::from_code(response.status) {
+            Some(CommandStatus::Ok) => Ok(response.data()),
+            Some(status) => Err(Error::CommandRefused { name: name(), opcode, object, status }),
+            None => Err(garbled(format!("status {}", response.status))),
+        }
+    }
+}

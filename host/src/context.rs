@@ -1,0 +1,364 @@
+//! An open and started card: what everything else is made from.
+//!
+//! ```text
+//! Device (recognised) > reset > bus master > command queue > MSI-X > EQ 0 > Context > PDs, CQs, channels, events
+//! ```
+//!
+//! In: a card and [`Options`]. Out: object numbers, doorbells, commands for the objects made here. Children hold the
+//! context open; closing it (the last child gone, or [`Context::close`]) stops bus mastering and resets the card
+//! before any memory is given back. One context uses one doorbell page; page 0 is the driver's own.
+
+use crate::backend::{Backend, Bar};
+use crate::command::{Arguments, Commands};
+use crate::cq::{Cq, CqShared};
+use crate::device::{Attributes, Device, DeviceAddress, PortAttributes};
+use crate::dma::{DmaBuffer, DmaSpace};
+use crate::event::{AsyncNotice, CompChannel, Events};
+use crate::mr::{MrMemory, Pd};
+use crate::qp::QpShared;
+use crate::{Error, Gid, Neighbours, Result, StaticNeighbours};
+use contract::CommandOpcode;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// How a card is started.
+#[derive(Clone)]
+pub struct Options {
+    /// Longest wait for the response of a command, by the backend's clock.
+    pub command_timeout: Duration,
+    /// Who has which address.
+    pub neighbours: Arc<dyn Neighbours>,
+    /// The port's IP address; `None`: what the neighbour table says of its MAC address.
+    pub gid: Option<Gid>,
+}
+
+impl Options {
+    /// Ten seconds, and the neighbour table of the environment.
+    ///
+    /// # Errors
+    /// `VERBENA_NEIGHBOURS` is malformed.
+    pub fn from_environment() -> Result<Options> {
+        let neighbours = Arc::new(StaticNeighbours::from_environment()?);
+        Ok(Options { neighbours, ..Options::default() })
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            command_timeout: Duration::from_secs(10),
+            neighbours: Arc::new(StaticNeighbours::default()),
+            gid: None,
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("command_timeout", &self.command_timeout)
+            .field("gid", &self.gid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An open and started card.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("name", &self.inner.name()).finish_non_exhaustive()
+    }
+}
+
+/// Object numbers: each is given out again only after all others were, so that a late reference finds nothing.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    object: &'static str,
+    first: u32,
+    used: Vec<bool>,
+    next: usize,
+}
+
+impl Numbers {
+    fn new(object: &'static str, first: u32, limit: u32) -> Numbers {
+        Numbers { object, first, used: vec![false; limit.saturating_sub(first) as usize], next: 0 }
+    }
+
+    fn take(&mut self) -> Option<u32> {
+        let length = self.used.len();
+        let index = (0..length).map(|i| (self.next + i) % length).find(|i| !self.used[*i])?;
+        self.used[index] = true;
+        self.next = index + 1;
+        Some(self.first + index as u32)
+    }
+
+    fn release(&mut self, number: u32) {
+        if let Some(used) = self.used.get_mut((number - self.first) as usize) {
+            *used = false;
+        }
+    }
+}
+
+/// Kinds of numbered objects.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Object {
+    Pd,
+    Mr,
+    Cq,
+    Eq,
+    Qp,
+}
+
+pub(crate) struct Inner {
+    pub(crate) device: Device,
+    pub(crate) space: Arc<DmaSpace>,
+    pub(crate) commands: Commands,
+    pub(crate) events: Events,
+    pub(crate) port: PortAttributes,
+    pub(crate) gids: Vec<Gid>,
+    pub(crate) neighbours: Arc<dyn Neighbours>,
+    /// The doorbell page of this context.
+    pub(crate) page: u32,
+    numbers: Mutex<[Numbers; 5]>,
+    /// How often each MR index was used: the tag of its next key.
+    pub(crate) mr_uses: Mutex<HashMap<u32, u8>>,
+    pub(crate) qps: Mutex<HashMap<u32, Weak<QpShared>>>,
+    pub(crate) cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
+    /// Memory that the card may reach, whether or not anybody still holds its `Mr`.
+    pub(crate) mrs: Mutex<HashMap<u32, Arc<MrMemory>>>,
+    /// Rings of objects whose destruction failed: the card may still reach them.
+    graveyard: Mutex<Vec<Arc<DmaBuffer>>>,
+    closed: AtomicBool,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    pub(crate) fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.space.backend
+    }
+
+    pub(crate) fn attributes(&self) -> &Attributes {
+        self.device.attributes()
+    }
+
+    /// Refuses a forked child and a closed context.
+    #[inline]
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.space.fork.check(operation)?;
+        if self.closed.load(Ordering::Acquire) { Err(Error::Closed { operation }) } else { Ok(()) }
+    }
+
+    pub(crate) fn take(&self, kind: Object) -> Result<u32> {
+        let numbers = &mut lock(&self.numbers)[kind as usize];
+        let limit = numbers.used.len() as u32;
+        let (object, name) = (numbers.object, self.name());
+        numbers.take().ok_or_else(|| Error::Exhausted { name: name.to_owned(), object, limit })
+    }
+
+    pub(crate) fn release(&self, kind: Object, number: u32) {
+        lock(&self.numbers)[kind as usize].release(number);
+    }
+
+    /// Rings a doorbell.
+    #[inline]
+    pub(crate) fn doorbell(&self, page: u32, offset: u32, value: [u8; 8]) -> Result<()> {
+        let offset = u64::from(page) * u64::from(self.attributes().doorbell_stride) + u64::from(offset);
+        self.backend().write64(Bar::Doorbells, offset, u64::from_le_bytes(value)).map_err(|source| {
+            Error::Backend { name: self.name().to_owned(), operation: "ring a doorbell".to_owned(), source }
+        })
+    }
+
+    /// Executes a command without context words; after a failure the rings stay until the context closes. True: the
+    /// object is gone.
+    pub(crate) fn destroy(&self, opcode: CommandOpcode, number: u32, rings: &[&Arc<DmaBuffer>]) -> bool {
+        if self.space.fork.is_child() {
+            return false;
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return true;
+        }
+        match self.commands.execute(opcode, number, &Arguments::default()) {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::error!(%error, "the object and its memory stay until the context closes");
+                lock(&self.graveyard).extend(rings.iter().map(|ring| Arc::clone(ring)));
+                false
+            }
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.space.fork.is_child() {
+            return Err(Error::Forked { operation: "close the context" });
+        }
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // no DMA after this: bus mastering ends first, so memory may go even if the reset is refused
+        let reset = self.device.reset(false);
+        if let Err(error) = self.backend().set_irqs(&[]) {
+            tracing::debug!(%error, "interrupts could not be disconnected");
+        }
+        lock(&self.mrs).clear();
+        lock(&self.graveyard).clear();
+        reset
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.space.fork.is_child()
+            && let Err(error) = self.close()
+        {
+            tracing::warn!(%error, "the card could not be reset on closing");
+        }
+    }
+}
+
+impl Context {
+    /// Opens and starts the card at `address` with the options of the environment.
+    ///
+    /// # Errors
+    /// As [`Device::open`] and [`Context::start`].
+    pub fn open(address: &DeviceAddress) -> Result<Context> {
+        Context::start(Device::open(address)?, &Options::from_environment()?)
+    }
+
+    /// Resets and starts a card.
+    ///
+    /// # Errors
+    /// The card did not take the reset, its command queue or its first event queue.
+    pub fn start(device: Device, options: &Options) -> Result<Context> {
+        device.reset(true)?;
+        let attributes = device.attributes().clone();
+        let port = device.port()?;
+        let space = Arc::new(DmaSpace::new(device.backend.clone())?);
+        let commands = Commands::start(&space, options.command_timeout)?;
+        let events = Events::start(&space, &commands, &attributes)?;
+        let known = options.gid.or_else(|| options.neighbours.gid_of(port.mac));
+        let gids = known.into_iter().chain([Gid::link_local(port.mac)]).collect();
+        let numbers = [
+            // PD 0 is nobody's: a zeroed context matches no PD in use
+            Numbers::new("protection domain", 1, 1 << 24),
+            Numbers::new("memory region", 0, attributes.max_mr),
+            Numbers::new("CQ", 0, attributes.max_cq),
+            Numbers::new("completion channel", 1, attributes.max_eq.min(attributes.msix_vectors)),
+            // QP 0 and 1 are the management QPs of the standard
+            Numbers::new("QP", 2.min(attributes.max_qp - 1), attributes.max_qp),
+        ];
+        let inner = Inner {
+            page: u32::from(attributes.doorbell_pages > 1),
+            neighbours: options.neighbours.clone(),
+            numbers: Mutex::new(numbers),
+            mr_uses: Mutex::default(),
+            qps: Mutex::default(),
+            cqs: Mutex::default(),
+            mrs: Mutex::default(),
+            graveyard: Mutex::default(),
+            closed: AtomicBool::new(false),
+            device,
+            space,
+            commands,
+            events,
+            port,
+            gids,
+        };
+        inner.events.arm(&inner)?;
+        Ok(Context { inner: Arc::new(inner) })
+    }
+
+    /// The card behind this context: limits, live port, counters.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// What the card says of itself.
+    pub fn attributes(&self) -> &Attributes {
+        self.inner.attributes()
+    }
+
+    /// The GIDs of the port. Index 0 is its IP address when one is known; the last is the link-local address.
+    pub fn gids(&self) -> &[Gid] {
+        &self.inner.gids
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// Forked child, closed context.
+    pub fn alloc_pd(&self) -> Result<Pd> {
+        Pd::new(&self.inner)
+    }
+
+    /// Makes a completion channel: an event queue with an interrupt vector of its own.
+    ///
+    /// # Errors
+    /// All are in use, or the card refused.
+    pub fn create_comp_channel(&self) -> Result<CompChannel> {
+        CompChannel::new(&self.inner)
+    }
+
+    /// Makes a CQ for at least `entries` unpolled completions; with a channel its events go there.
+    ///
+    /// # Errors
+    /// 0 or more than [`Attributes::MAX_CQE`] entries, all CQs in use, a channel of another context, or the card
+    /// refused.
+    pub fn create_cq(&self, entries: u32, channel: Option<&CompChannel>) -> Result<Cq> {
+        Cq::new(&self.inner, entries, channel)
+    }
+
+    /// The next asynchronous event, waiting up to `timeout` (`None`: for ever). Events of QPs in error also put those
+    /// QPs into the error state.
+    ///
+    /// # Errors
+    /// Forked child, closed context, or waiting failed.
+    pub fn async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncNotice>> {
+        self.inner.async_event(timeout)
+    }
+
+    /// Gives way between the caller's own polls; `turn` counts them from 0 (see [`Backend::relax`]).
+    pub fn relax(&self, turn: u32) {
+        self.inner.backend().relax(turn);
+    }
+
+    /// The clock of this context's waits (see [`Backend::now`]).
+    pub fn now(&self) -> Duration {
+        self.inner.backend().now()
+    }
+
+    /// Resets the card and releases all memory now; whatever still refers to this context gets [`Error::Closed`].
+    ///
+    /// # Errors
+    /// The card could not be reset.
+    pub fn close(self) -> Result<()> {
+        self.inner.close()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_comes_back_only_after_all_others() {
+        let mut numbers = Numbers::new("QP", 2, 6);
+        assert_eq!([numbers.take(), numbers.take()], [Some(2), Some(3)]);
+        numbers.release(2);
+        assert_eq!([numbers.take(), numbers.take(), numbers.take()], [Some(4), Some(5), Some(2)]);
+        assert_eq!(numbers.take(), None);
+    }
+}

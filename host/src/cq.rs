@@ -1,0 +1,400 @@
+//! Completion queues.
+//!
+//! ```text
+//! card > CQE (64 bytes, phase in the last) > poll > wr_id, status ... > program
+//!        failed QP > driver moves it to ERR > remaining work requests flushed in software, in order, behind its CQEs
+//! ```
+//!
+//! In: CQEs in host memory and, of QPs in error, the work requests not yet completed. Out: completions, in order per
+//! work queue, exactly one for each work request but successful unsignaled ones. Polling reads host memory only; the card learns
+//! the consumer index a quarter ring at a time, so the ring is a third deeper than asked.
+
+use crate::command::Arguments;
+use crate::context::{Inner, Object, lock};
+use crate::dma::DmaBuffer;
+use crate::event::{ChannelShared, CompChannel};
+use crate::qp::QpShared;
+use crate::{Attributes, Error, Reject, Result, WcOpcode, WcStatus, barrier};
+use contract::context::words;
+use contract::ring::phase;
+use contract::{CommandOpcode, CqDoorbell, CqEntry, Cqe, doorbell};
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// One finished work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// The number the program gave it.
+    pub wr_id: u64,
+    /// How it ended. If not `Success`, only this, `wr_id`, `qpn`, `opcode` and `vendor_err` mean something.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Bytes received or read.
+    pub byte_len: u32,
+    /// Immediate data, in host order.
+    pub imm: Option<u32>,
+    /// The R_Key that the peer invalidated.
+    pub invalidated: Option<u32>,
+    /// Local QP.
+    pub qpn: u32,
+    /// The sender's QP (datagrams).
+    pub src_qpn: u32,
+    /// The card's cause, as [`Reject`] code + 1; 0 for success and flushes.
+    pub vendor_err: u32,
+    /// Core clock ticks since reset when the card made the entry; 0 for flushes.
+    pub timestamp: u64,
+}
+
+impl Completion {
+    /// The card's cause by name.
+    pub fn cause(&self) -> Option<Reject> {
+        Reject::from_vendor_err(self.vendor_err)
+    }
+
+    /// Whether it belongs to a receive queue.
+    pub fn is_receive(&self) -> bool {
+        self.opcode.code() & 0x80 != 0
+    }
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Completion {
+            wr_id: 0,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Send,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn: 0,
+            src_qpn: 0,
+            vendor_err: 0,
+            timestamp: 0,
+        }
+    }
+}
+
+/// A completion queue. Sent between threads, used by one at a time.
+pub struct Cq {
+    pub(crate) shared: Arc<CqShared>,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").field("cqn", &self.shared.cqn).finish_non_exhaustive()
+    }
+}
+
+pub(crate) struct CqShared {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) cqn: u32,
+    log_depth: u32,
+    ring: Arc<DmaBuffer>,
+    channel: Option<Arc<ChannelShared>>,
+    /// What the CQ is armed for (`doorbell::ARM_*`); taken by whoever tells first.
+    armed: AtomicU8,
+    /// Work queues of QPs in error that complete here.
+    pub(crate) flushing: AtomicU32,
+    overflowed: AtomicBool,
+    pub(crate) state: Mutex<CqState>,
+}
+
+#[derive(Default)]
+pub(crate) struct CqState {
+    consumer: u32,
+    reported: u32,
+    /// By QPN.
+    qps: Vec<Option<Arc<QpShared>>>,
+    /// QPs that were reset or destroyed: their entries before this index are not told.
+    dead: Vec<(u32, u32)>,
+    /// An error to tell when no completion stands before it.
+    pending: Option<Error>,
+}
+
+impl CqState {
+    pub(crate) fn attach(&mut self, qp: &Arc<QpShared>) {
+        let index = qp.qpn as usize;
+        if self.qps.len() <= index {
+            self.qps.resize(index + 1, None);
+        }
+        self.qps[index] = Some(qp.clone());
+    }
+
+    pub(crate) fn detach(&mut self, qpn: u32) {
+        if let Some(place) = self.qps.get_mut(qpn as usize) {
+            *place = None;
+        }
+    }
+}
+
+impl CqShared {
+    fn slot(&self, index: u32) -> usize {
+        (index as usize & ((1 << self.log_depth) - 1)) * Cqe::BYTES
+    }
+
+    #[inline]
+    fn is_valid(&self, index: u32) -> bool {
+        self.ring.phase(self.slot(index) + Cqe::BYTES - 1) == phase(index, self.log_depth)
+    }
+
+    fn poll(&self, entries: &mut [Completion]) -> Result<usize> {
+        self.inner.check("poll a CQ")?;
+        let mut state = lock(&self.state);
+        let mut count = 0;
+        self.take_hardware(&mut state, entries, &mut count);
+        if count < entries.len() && state.pending.is_none() {
+            self.inner.serve_events()?;
+            // the count first, then the ring once more: what the card wrote before a QP was put into error comes
+            // before its flushed work requests
+            if self.flushing.load(Ordering::Acquire) > 0 {
+                self.take_hardware(&mut state, entries, &mut count);
+                self.take_flushed(&state, entries, &mut count);
+            }
+        }
+        if state.consumer.wrapping_sub(state.reported) >= 1 << self.log_depth >> 2 {
+            state.reported = state.consumer;
+            self.ring_doorbell(state.consumer, doorbell::ARM_NONE)?;
+        }
+        if count == 0 {
+            if let Some(error) = state.pending.take() {
+                return Err(error);
+            }
+            if self.overflowed.load(Ordering::Acquire) && !entries.is_empty() {
+                return Err(Error::CqOverflow { cqn: self.cqn });
+            }
+        }
+        Ok(count)
+    }
+
+    fn take_hardware(&self, state: &mut CqState, entries: &mut [Completion], count: &mut usize) {
+        while *count < entries.len() && state.pending.is_none() && self.is_valid(state.consumer) {
+            barrier::after_valid();
+            let index = state.consumer;
+            let cqe = Cqe::unpack(&self.ring.read(self.slot(index)));
+            state.consumer = index.wrapping_add(1);
+            if !state.dead.is_empty() {
+                let alive = |until: u32| until.wrapping_sub(index) as i32 > 0;
+                state.dead.retain(|(_, until)| alive(*until));
+                if state.dead.iter().any(|(qpn, _)| *qpn == cqe.qpn) {
+                    continue;
+                }
+            }
+            match self.complete(state, &cqe) {
+                Some(completion) => {
+                    entries[*count] = completion;
+                    *count += 1;
+                }
+                None => {
+                    state.pending = Some(Error::StrayCompletion {
+                        name: self.inner.name().to_owned(),
+                        cqn: self.cqn,
+                        qpn: cqe.qpn,
+                        index: cqe.wqe_index,
+                    });
+                }
+            }
+        }
+    }
+
+    /// The completion that a CQE means; `None`: no outstanding work request explains it.
+    fn complete(&self, state: &CqState, cqe: &Cqe) -> Option<Completion> {
+        let qp = state.qps.get(cqe.qpn as usize)?.as_ref()?;
+        let opcode = WcOpcode::from_code(cqe.opcode);
+        let receive = cqe.opcode & 0x80 != 0;
+        let (wr_id, posted) = if receive { &qp.rq } else { &qp.sq }.retire(cqe.wqe_index)?;
+        let status = WcStatus::from_code(cqe.status).unwrap_or(WcStatus::GeneralErr);
+        let mut completion = Completion {
+            wr_id,
+            status,
+            opcode: opcode.unwrap_or(posted),
+            qpn: cqe.qpn,
+            ..Completion::default()
+        };
+        completion.vendor_err = cqe.vendor_err;
+        completion.timestamp = cqe.timestamp;
+        if status == WcStatus::Success {
+            completion.byte_len = cqe.byte_len;
+            // the field's bytes stand as on the wire
+            completion.imm = cqe.with_imm.then_some(cqe.imm.swap_bytes());
+            completion.invalidated = cqe.with_inv.then_some(cqe.imm.swap_bytes());
+            completion.src_qpn = cqe.src_qpn;
+        } else {
+            completion.opcode = posted;
+            qp.fail();
+        }
+        Some(completion)
+    }
+
+    fn take_flushed(&self, state: &CqState, entries: &mut [Completion], count: &mut usize) {
+        for qp in state.qps.iter().flatten().filter(|qp| qp.flushing.load(Ordering::Acquire)) {
+            for (cq, queue) in [(&qp.send_cq, &qp.sq), (&qp.recv_cq, &qp.rq)] {
+                if cq.cqn != self.cqn {
+                    continue;
+                }
+                while *count < entries.len() {
+                    let Some((wr_id, opcode)) = queue.retire_oldest() else { break };
+                    let status = WcStatus::WrFlushErr;
+                    entries[*count] =
+                        Completion { wr_id, status, opcode, qpn: qp.qpn, ..Completion::default() };
+                    *count += 1;
+                }
+            }
+        }
+    }
+
+    /// Entries of `qpn` that are in the ring now will not be told. The card has ended its work for the QP.
+    pub(crate) fn bury(&self, state: &mut CqState, qpn: u32) {
+        let depth = 1u32 << self.log_depth;
+        let valid = (0..depth).take_while(|i| self.is_valid(state.consumer.wrapping_add(*i))).count() as u32;
+        if valid > 0 {
+            state.dead.push((qpn, state.consumer.wrapping_add(valid)));
+        }
+    }
+
+    /// Tells the channel, if the CQ is armed, that the driver made completions.
+    pub(crate) fn signal(&self) {
+        if let Some(channel) = &self.channel
+            && self.disarm()
+        {
+            channel.push(self.cqn);
+        }
+    }
+
+    /// Takes the arming; true if there was one.
+    pub(crate) fn disarm(&self) -> bool {
+        self.armed.swap(doorbell::ARM_NONE, Ordering::AcqRel) != doorbell::ARM_NONE
+    }
+
+    pub(crate) fn overflow(&self) {
+        self.overflowed.store(true, Ordering::Release);
+        self.signal();
+    }
+
+    fn ring_doorbell(&self, consumer: u32, arm: u8) -> Result<()> {
+        let value = CqDoorbell { cqn: self.cqn, arm, consumer: consumer & 0xff_ffff };
+        self.inner.doorbell(self.inner.page, doorbell::CQ_OFFSET, value.pack())
+    }
+}
+
+impl Drop for CqShared {
+    fn drop(&mut self) {
+        if self.inner.space.fork.is_child() {
+            return;
+        }
+        lock(&self.inner.cqs).remove(&self.cqn);
+        if self.inner.destroy(CommandOpcode::DestroyCq, self.cqn, &[&self.ring]) {
+            self.inner.release(Object::Cq, self.cqn);
+        }
+    }
+}
+
+impl Cq {
+    pub(crate) fn new(inner: &Arc<Inner>, entries: u32, channel: Option<&CompChannel>) -> Result<Cq> {
+        inner.check("create a CQ")?;
+        if !(1..=Attributes::MAX_CQE).contains(&entries) {
+            return Err(Error::Range {
+                operation: "create a CQ",
+                what: "entries",
+                value: entries.into(),
+                allowed: format!("1..={}", Attributes::MAX_CQE),
+            });
+        }
+        if channel.is_some_and(|channel| !Arc::ptr_eq(&channel.shared.inner, inner)) {
+            return Err(Error::Foreign { operation: "create a CQ", what: "the completion channel" });
+        }
+        // a quarter may be consumed without the card knowing
+        let log_depth = (entries.div_ceil(3) * 4).next_power_of_two().ilog2().max(2);
+        let ring = Arc::new(DmaBuffer::new(&inner.space, (Cqe::BYTES << log_depth) as u64)?);
+        let cqn = inner.take(Object::Cq)?;
+        let entry = CqEntry {
+            valid: true,
+            log_depth: log_depth as u8,
+            page: inner.page as u16,
+            eqn: channel.map_or(0, |channel| channel.shared.eqn()) as u8,
+            base: ring.iova(),
+        };
+        let arguments = Arguments { word_mask: 3, data: words(&entry.pack()), ..Arguments::default() };
+        if let Err(error) = inner.commands.execute(CommandOpcode::CreateCq, cqn, &arguments) {
+            inner.release(Object::Cq, cqn);
+            return Err(error);
+        }
+        let shared = Arc::new(CqShared {
+            inner: inner.clone(),
+            cqn,
+            log_depth,
+            ring,
+            channel: channel.map(|channel| channel.shared.clone()),
+            armed: AtomicU8::new(doorbell::ARM_NONE),
+            flushing: AtomicU32::new(0),
+            overflowed: AtomicBool::new(false),
+            state: Mutex::default(),
+        });
+        lock(&inner.cqs).insert(cqn, Arc::downgrade(&shared));
+        Ok(Cq { shared, not_sync: PhantomData })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.shared.cqn
+    }
+
+    /// How many unpolled completions it surely holds.
+    pub fn entries(&self) -> u32 {
+        (1 << self.shared.log_depth) / 4 * 3
+    }
+
+    /// Takes up to `entries.len()` completions without waiting; returns how many.
+    ///
+    /// # Errors
+    /// Forked child, closed context, overflow, or a completion that no work request explains.
+    pub fn poll(&self, entries: &mut [Completion]) -> Result<usize> {
+        self.shared.poll(entries)
+    }
+
+    /// Polls until there is a completion; `None` when `timeout` passed first.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub fn poll_wait(&self, timeout: Duration) -> Result<Option<Completion>> {
+        let backend = self.shared.inner.backend();
+        let end = backend.now() + timeout;
+        let mut entry = [Completion::default()];
+        let mut turn = 0u32;
+        loop {
+            if self.poll(&mut entry)? == 1 {
+                return Ok(Some(entry[0]));
+            }
+            if backend.now() >= end {
+                return Ok(None);
+            }
+            backend.relax(turn);
+            turn = turn.saturating_add(1);
+        }
+    }
+
+    /// The next completion (with `solicited_only`: the next solicited or failed one) raises an event on the channel,
+    /// once. Poll again afterwards: what came before raises nothing.
+    ///
+    /// # Errors
+    /// The CQ has no channel, forked child, closed context, or the way to the card failed.
+    pub fn request_notify(&self, solicited_only: bool) -> Result<()> {
+        self.shared.inner.check("arm a CQ")?;
+        if self.shared.channel.is_none() {
+            return Err(Error::Unsupported {
+                operation: "arm a CQ",
+                what: "events of a CQ without a channel",
+            });
+        }
+        let arm = if solicited_only { doorbell::ARM_SOLICITED } else { doorbell::ARM_ANY };
+        let mut state = lock(&self.shared.state);
+        state.reported = state.consumer;
+        self.shared.armed.store(arm, Ordering::Release);
+        self.shared.ring_doorbell(state.consumer, arm)
+    }
+}

@@ -1,0 +1,291 @@
+//! Memory that the card reaches: IO addresses, the driver's own rings, and the guard against forked children.
+//!
+//! ```text
+//! IovaAllocator (ranges of the backend) > DmaSpace (maps, unmaps) > DmaBuffer (a memfd, mapped both ways)
+//! ```
+//!
+//! In: sizes or ranges of memory. Out: IO addresses, page-granular, never derived from virtual addresses. A mapping
+//! ends before its IO address is given out again. Ring memory is a memfd, so a simulator maps it instead of asking
+//! for each byte.
+
+use crate::backend::{Backend, Memory};
+use crate::{Error, Result};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Free IO addresses: first byte to byte after the last, disjoint, never touching.
+#[derive(Debug)]
+pub(crate) struct IovaAllocator {
+    free: BTreeMap<u64, u64>,
+    page: u64,
+}
+
+impl IovaAllocator {
+    pub(crate) fn new(ranges: &[RangeInclusive<u64>], page: u64) -> IovaAllocator {
+        let mut allocator = IovaAllocator { free: BTreeMap::new(), page };
+        for range in ranges {
+            let start = range.start().next_multiple_of(page);
+            // the very last page of 64-bit space is given up: its end has no number
+            let end = range.end().saturating_add(1) / page * page;
+            if start < end {
+                allocator.release(start, end - start);
+            }
+        }
+        allocator
+    }
+
+    /// The lowest free `length` bytes (whole pages).
+    pub(crate) fn take(&mut self, length: u64) -> Option<u64> {
+        let length = length.checked_next_multiple_of(self.page)?;
+        let (start, end) =
+            self.free.iter().map(|(s, e)| (*s, *e)).find(|(start, end)| end - start >= length)?;
+        self.free.remove(&start);
+        if end - start > length {
+            self.free.insert(start + length, end);
+        }
+        Some(start)
+    }
+
+    /// Gives back what [`Self::take`] gave, by the same length.
+    pub(crate) fn release(&mut self, start: u64, length: u64) {
+        let (mut start, mut end) = (start, start + length.next_multiple_of(self.page));
+        if let Some((&before, &until)) = self.free.range(..start).next_back()
+            && until == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        if let Some(until) = self.free.remove(&end) {
+            end = until;
+        }
+        self.free.insert(start, end);
+    }
+}
+
+/// A page that the kernel hands to a forked child as zeros.
+#[derive(Debug)]
+pub(crate) struct ForkGuard {
+    page: NonNull<AtomicU32>,
+}
+
+// SAFETY: the page is only read, by an atomic load, after it was made
+unsafe impl Send for ForkGuard {}
+// SAFETY: as above
+unsafe impl Sync for ForkGuard {}
+
+impl ForkGuard {
+    const BYTES: usize = 4096;
+
+    pub(crate) fn new() -> Result<ForkGuard> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let failed = |source: rustix::io::Errno| Error::System {
+            operation: "map the fork guard",
+            source: source.into(),
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice
+        let page =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), Self::BYTES, protection, MapFlags::PRIVATE) };
+        let page = page.map_err(failed)?;
+        let guard =
+            ForkGuard { page: NonNull::new(page.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))? };
+        // SAFETY: the page is ours alone
+        unsafe { madvise(page, Self::BYTES, Advice::LinuxWipeOnFork) }.map_err(failed)?;
+        guard.word().store(1, Ordering::Relaxed);
+        Ok(guard)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: the page is mapped, aligned and initialised until drop
+        unsafe { self.page.as_ref() }
+    }
+
+    /// Whether this process is a forked child of the one that opened the card.
+    #[inline]
+    pub(crate) fn is_child(&self) -> bool {
+        self.word().load(Ordering::Relaxed) == 0
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if self.is_child() { Err(Error::Forked { operation }) } else { Ok(()) }
+    }
+}
+
+impl Drop for ForkGuard {
+    fn drop(&mut self) {
+        // SAFETY: the page was mapped by `new` and nobody holds a reference any more
+        let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), Self::BYTES) };
+    }
+}
+
+/// The card's view of this process's memory.
+pub(crate) struct DmaSpace {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) fork: ForkGuard,
+    pub(crate) page: u64,
+    iovas: Mutex<IovaAllocator>,
+}
+
+impl DmaSpace {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Result<DmaSpace> {
+        let page = rustix::param::page_size() as u64;
+        let iovas = Mutex::new(IovaAllocator::new(&backend.iova_ranges(), page));
+        Ok(DmaSpace { backend, fork: ForkGuard::new()?, page, iovas })
+    }
+
+    /// Maps whole pages; returns their IO address.
+    ///
+    /// # Safety
+    /// As [`Backend::map`].
+    pub(crate) unsafe fn map(&self, memory: &Memory<'_>) -> Result<u64> {
+        let mut iovas = self.iovas.lock().unwrap_or_else(PoisonError::into_inner);
+        let iova = iovas
+            .take(memory.length)
+            .ok_or_else(|| Error::NoIova { name: self.backend.name().to_owned(), length: memory.length })?;
+        // SAFETY: passed on to the caller
+        if let Err(source) = unsafe { self.backend.map(iova, memory) } {
+            iovas.release(iova, memory.length);
+            return Err(
+                self.error(format!("map {} bytes at {:?} for DMA", memory.length, memory.address), source)
+            );
+        }
+        Ok(iova)
+    }
+
+    /// Ends a mapping; its IO address is reused only when that worked.
+    pub(crate) fn unmap(&self, iova: u64, length: u64) -> Result<()> {
+        self.backend
+            .unmap(iova, length)
+            .map_err(|source| self.error(format!("unmap {length} bytes at IO address {iova:#x}"), source))?;
+        self.iovas.lock().unwrap_or_else(PoisonError::into_inner).release(iova, length);
+        Ok(())
+    }
+
+    pub(crate) fn error(&self, operation: String, source: std::io::Error) -> Error {
+        Error::Backend { name: self.backend.name().to_owned(), operation, source }
+    }
+}
+
+/// Zeroed memory of the driver's own, mapped into this process and for the card. Accesses are raw copies; the caller
+/// orders them with the named barriers.
+pub(crate) struct DmaBuffer {
+    space: Arc<DmaSpace>,
+    map: MmapRaw,
+    iova: u64,
+    _file: OwnedFd,
+}
+
+impl DmaBuffer {
+    /// At least `length` bytes, page-aligned on both sides.
+    pub(crate) fn new(space: &Arc<DmaSpace>, length: u64) -> Result<DmaBuffer> {
+        let failed = |source| Error::System { operation: "allocate DMA memory", source };
+        let length = length.max(1).next_multiple_of(space.page);
+        let file = memfd_create("verbena", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        ftruncate(&file, length).map_err(|error| failed(error.into()))?;
+        let map = MmapOptions::new().len(length as usize).map_raw(&file).map_err(failed)?;
+        let memory = Memory { address: map.as_mut_ptr(), length, file: Some((file.as_fd(), 0)) };
+        // SAFETY: the mapping lives in the buffer, which unmaps before it drops and only hands out copies
+        let iova = unsafe { space.map(&memory) }?;
+        Ok(DmaBuffer { space: space.clone(), map, iova, _file: file })
+    }
+
+    pub(crate) fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    /// The place of `length` bytes at `offset`. The driver's own indices are always in range: they are masked by the ring's depth.
+    #[inline]
+    fn at(&self, offset: usize, length: usize) -> *mut u8 {
+        assert!(offset + length <= self.map.len(), "a ring access leaves its buffer");
+        self.map.as_mut_ptr().wrapping_add(offset)
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        let at = self.at(offset, bytes.len());
+        // SAFETY: in range of the mapping; `bytes` is no part of it, since no reference to it exists
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+    }
+
+    #[inline]
+    pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let at = self.at(offset, N).cast::<[u8; N]>();
+        // SAFETY: in range of the mapping, any bytes are valid; the card does not write an entry whose phase was seen
+        // and which was not yet given back
+        unsafe { at.read_unaligned() }
+    }
+
+    /// The phase bit in the byte at `offset`; the caller fences with `barrier::after_valid`.
+    #[inline]
+    pub(crate) fn phase(&self, offset: usize) -> bool {
+        let at = self.at(offset, 1);
+        // SAFETY: in range of the mapping; the byte is written by the card alone, in one access
+        unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed) & 1 == 1
+    }
+
+    /// Zeroes everything: a ring starts so.
+    pub(crate) fn clear(&self) {
+        let at = self.at(0, self.len());
+        // SAFETY: the whole mapping
+        unsafe { at.write_bytes(0, self.len()) };
+    }
+}
+
+impl Drop for DmaBuffer {
+    fn drop(&mut self) {
+        if self.space.fork.is_child() {
+            return;
+        }
+        if let Err(error) = self.space.unmap(self.iova, self.map.len() as u64) {
+            tracing::warn!(%error, "ring memory stays mapped for the card");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn io_addresses_are_whole_pages_of_the_reported_ranges() {
+        let mut allocator = IovaAllocator::new(&[0x1800..=0x4fff, 0x10000..=0x10fff], 0x1000);
+        assert_eq!(allocator.take(1), Some(0x2000));
+        assert_eq!(allocator.take(0x2001), None, "no range has three pages left");
+        assert_eq!(allocator.take(0x2000), Some(0x3000));
+        assert_eq!(allocator.take(0x1000), Some(0x10000));
+        assert_eq!(allocator.take(1), None);
+    }
+
+    #[test]
+    fn released_neighbours_grow_together() {
+        let mut allocator = IovaAllocator::new(&[0x1000..=0x4fff], 0x1000);
+        let pages: Vec<u64> = (0..4).filter_map(|_| allocator.take(0x1000)).collect();
+        assert_eq!(pages, [0x1000, 0x2000, 0x3000, 0x4000]);
+        for page in [0x2000, 0x4000, 0x3000, 0x1000] {
+            allocator.release(page, 0x1000);
+        }
+        assert_eq!(allocator.take(0x4000), Some(0x1000));
+    }
+
+    #[test]
+    fn the_whole_address_space_is_a_range() {
+        let mut allocator = IovaAllocator::new(&[0..=u64::MAX], 0x1000);
+        assert_eq!(allocator.take(u64::MAX), None);
+        assert_eq!(allocator.take(1 << 40), Some(0));
+    }
+}

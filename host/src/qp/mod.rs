@@ -1,0 +1,882 @@
+//! Queue pairs.
+//!
+//! ```text
+//! RESET > INIT > RTR > RTS      modify: masked words of the QP context, by command
+//! post  > WQE in host memory > release barrier > doorbell
+//! error > driver moves the QP to ERR > what is outstanding, and what is posted later, is flushed by poll
+//! ```
+//!
+//! In: attributes and work requests. Out: context words, WQEs, doorbells. A posted list is taken whole or not at all:
+//! every check comes before the first byte is written. Work requests are numbered by free-running indices, which the
+//! CQE returns; unsignaled ones are retired with the next completion of their queue.
+
+pub mod attributes;
+
+pub use attributes::{AddressVector, AttrMask, QpAttr};
+pub use contract::Sge;
+
+use crate::address::udp_source_port;
+use crate::command::Arguments;
+use crate::context::{Inner, Object, lock};
+use crate::cq::{Cq, CqShared, CqState};
+use crate::dma::DmaBuffer;
+use crate::exchange::Endpoint;
+use crate::mr::PdShared;
+use crate::{Access, Attributes, Error, PathMtu, QpState, Result, Transport, WcOpcode, barrier};
+use contract::register::feature;
+use contract::{
+    CommandOpcode, QpContext, QpQueues, QpRights, RqDoorbell, SendWqe, SqDoorbell, WrOpcode, doorbell,
+};
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// How a QP is made.
+#[derive(Debug, Clone, Copy)]
+pub struct QpInit<'a> {
+    /// Where send work requests complete.
+    pub send_cq: &'a Cq,
+    /// Where receive work requests complete.
+    pub recv_cq: &'a Cq,
+    /// Transport service.
+    pub transport: Transport,
+    /// Send work requests outstanding, at least; rounded up to a power of two.
+    pub max_send_wr: u32,
+    /// Receive work requests outstanding, at least; rounded up to a power of two.
+    pub max_recv_wr: u32,
+    /// SGEs of a send work request.
+    pub max_send_sge: u32,
+    /// SGEs of a receive work request.
+    pub max_recv_sge: u32,
+    /// Inline bytes of a send work request.
+    pub max_inline: u32,
+    /// Every send work request is signaled.
+    pub sq_sig_all: bool,
+    /// Most PSNs in flight; 0 is limited by the PSN window alone. What a lost packet costs in resent ones.
+    pub max_inflight: u16,
+}
+
+impl<'a> QpInit<'a> {
+    /// A reliable connection with queues of 128, one SGE each, 128 packets in flight.
+    pub fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> QpInit<'a> {
+        QpInit {
+            send_cq,
+            recv_cq,
+            transport: Transport::Rc,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            sq_sig_all: false,
+            max_inflight: 128,
+        }
+    }
+}
+
+/// What a send work request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// SEND with immediate data.
+    SendWithImm(u32),
+    /// SEND that invalidates a key of the peer.
+    SendWithInv(u32),
+    /// WRITE.
+    Write {
+        /// First remote address.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+    },
+    /// WRITE with immediate data.
+    WriteWithImm {
+        /// First remote address.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+        /// Immediate data.
+        imm: u32,
+    },
+}
+
+/// A send work request.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWr<'a> {
+    /// The program's number for it, told by its completion.
+    pub wr_id: u64,
+    /// Local memory; with `inline` read at once, else until the completion.
+    pub sges: &'a [Sge],
+    /// What to do.
+    pub operation: Operation,
+    /// A successful completion is wanted.
+    pub signaled: bool,
+    /// The peer's completion is solicited.
+    pub solicited: bool,
+    /// Waits for earlier READs and atomics.
+    pub fence: bool,
+    /// These bytes are sent instead of the SGEs; copied at once.
+    pub inline: Option<&'a [u8]>,
+}
+
+impl<'a> SendWr<'a> {
+    /// Any operation, with no flag set.
+    pub fn new(wr_id: u64, operation: Operation, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr { wr_id, sges, operation, signaled: false, solicited: false, fence: false, inline: None }
+    }
+
+    /// SEND.
+    pub fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::Send, sges)
+    }
+
+    /// WRITE to `addr` of the region with `rkey`.
+    pub fn write(wr_id: u64, sges: &'a [Sge], addr: u64, rkey: u32) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::Write { addr, rkey }, sges)
+    }
+
+    /// With a completion.
+    pub fn signaled(self) -> SendWr<'a> {
+        SendWr { signaled: true, ..self }
+    }
+
+    /// With a solicited event at the peer.
+    pub fn solicited(self) -> SendWr<'a> {
+        SendWr { solicited: true, ..self }
+    }
+
+    fn length(&self) -> u64 {
+        match self.inline {
+            Some(bytes) => bytes.len() as u64,
+            None => self.sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        }
+    }
+}
+
+/// A receive work request.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvWr<'a> {
+    /// The program's number for it, told by its completion.
+    pub wr_id: u64,
+    /// Local memory to fill.
+    pub sges: &'a [Sge],
+}
+
+impl<'a> RecvWr<'a> {
+    /// A receive into `sges`.
+    pub fn new(wr_id: u64, sges: &'a [Sge]) -> RecvWr<'a> {
+        RecvWr { wr_id, sges }
+    }
+}
+
+/// What is kept of a posted work request until it completes.
+struct Posted {
+    wr_id: AtomicU64,
+    opcode: AtomicU8,
+}
+
+/// One ring of work requests. The QP's thread posts (`tail`), the CQ's retires (`head`).
+pub(crate) struct WorkQueue {
+    pub(crate) ring: Arc<DmaBuffer>,
+    log_depth: u32,
+    log_stride: u32,
+    posted: Box<[Posted]>,
+    head: AtomicU32,
+    tail: AtomicU32,
+}
+
+impl WorkQueue {
+    fn new(inner: &Inner, log_depth: u32, log_stride: u32) -> Result<WorkQueue> {
+        let ring = Arc::new(DmaBuffer::new(&inner.space, 1 << (log_depth + log_stride))?);
+        let posted =
+            (0..1u32 << log_depth).map(|_| Posted { wr_id: AtomicU64::new(0), opcode: AtomicU8::new(0) });
+        let posted = posted.collect();
+        Ok(WorkQueue {
+            ring,
+            log_depth,
+            log_stride,
+            posted,
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+        })
+    }
+
+    fn depth(&self) -> u32 {
+        1 << self.log_depth
+    }
+
+    fn slot(&self, index: u32) -> usize {
+        index as usize & ((1 << self.log_depth) - 1)
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.tail.load(Ordering::Acquire).wrapping_sub(self.head.load(Ordering::Acquire))
+    }
+
+    fn record(&self, index: u32, wr_id: u64, opcode: WcOpcode) {
+        let posted = &self.posted[self.slot(index)];
+        posted.wr_id.store(wr_id, Ordering::Relaxed);
+        posted.opcode.store(opcode.code(), Ordering::Relaxed);
+    }
+
+    fn recorded(&self, index: u32) -> (u64, WcOpcode) {
+        let posted = &self.posted[self.slot(index)];
+        let opcode = WcOpcode::from_code(posted.opcode.load(Ordering::Relaxed)).unwrap_or(WcOpcode::Send);
+        (posted.wr_id.load(Ordering::Relaxed), opcode)
+    }
+
+    /// Retires everything up to the work request with this index (mod 2^16); `None` when it is not outstanding.
+    pub(crate) fn retire(&self, index: u16) -> Option<(u64, WcOpcode)> {
+        let head = self.head.load(Ordering::Relaxed);
+        let ahead = u32::from(index.wrapping_sub(head as u16));
+        if ahead >= self.outstanding() {
+            return None;
+        }
+        let index = head.wrapping_add(ahead);
+        let recorded = self.recorded(index);
+        self.head.store(index.wrapping_add(1), Ordering::Release);
+        Some(recorded)
+    }
+
+    /// Retires the oldest outstanding work request.
+    pub(crate) fn retire_oldest(&self) -> Option<(u64, WcOpcode)> {
+        if self.outstanding() == 0 {
+            return None;
+        }
+        self.retire(self.head.load(Ordering::Relaxed) as u16)
+    }
+
+    fn clear(&self) {
+        self.head.store(0, Ordering::Release);
+        self.tail.store(0, Ordering::Release);
+        self.ring.clear();
+    }
+}
+
+pub(crate) struct QpShared {
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) qpn: u32,
+    transport: Transport,
+    state: AtomicU8,
+    /// The card has stopped; what is outstanding is flushed by the CQs' polls.
+    pub(crate) flushing: AtomicBool,
+    pub(crate) sq: WorkQueue,
+    pub(crate) rq: WorkQueue,
+    pub(crate) send_cq: Arc<CqShared>,
+    pub(crate) recv_cq: Arc<CqShared>,
+    control: Mutex<Control>,
+}
+
+/// What modify changes.
+struct Control {
+    /// What the card has.
+    context: QpContext,
+    attr: QpAttr,
+}
+
+impl QpShared {
+    fn state(&self) -> QpState {
+        QpState::from_code(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
+    }
+
+    /// Moves the QP to ERR, once; from then on its outstanding work requests are flushed. When the command returns,
+    /// every CQE of the QP stands in its CQ.
+    pub(crate) fn fail(&self) {
+        let mut control = lock(&self.control);
+        if self.flushing.load(Ordering::Acquire) || self.state() == QpState::Reset {
+            return;
+        }
+        if let Err(error) = self.move_to_error(&mut control) {
+            // the card is lost; the program must still get its completions
+            tracing::error!(%error, qpn = self.qpn, "the QP is flushed although the card did not confirm");
+            self.enter_error(&mut control);
+        }
+    }
+
+    fn move_to_error(&self, control: &mut Control) -> Result<()> {
+        let mut context = control.context;
+        context.rights.state = QpState::Err.code();
+        self.write_context(control, context, Arguments::default())?;
+        self.enter_error(control);
+        Ok(())
+    }
+
+    fn enter_error(&self, control: &mut Control) {
+        control.attr.state = QpState::Err;
+        self.state.store(QpState::Err.code(), Ordering::Release);
+        if self.flushing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        for (cq, queue) in [(&self.send_cq, &self.sq), (&self.recv_cq, &self.rq)] {
+            cq.flushing.fetch_add(1, Ordering::AcqRel);
+            if queue.outstanding() > 0 {
+                cq.signal();
+            }
+        }
+    }
+
+    fn leave_error(&self) {
+        if self.flushing.swap(false, Ordering::AcqRel) {
+            for cq in [&self.send_cq, &self.recv_cq] {
+                cq.flushing.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Writes the words in which `context` differs from what the card has, and always word 0, which holds the state.
+    fn write_context(&self, control: &mut Control, context: QpContext, arguments: Arguments) -> Result<()> {
+        let (old, new) = (control.context.to_words(), context.to_words());
+        let changed = (0..16).filter(|i| old[*i] != new[*i]).fold(1u16, |mask, i| mask | 1 << i);
+        let arguments = Arguments { word_mask: changed, data: new, ..arguments };
+        self.inner.commands.execute(CommandOpcode::ModifyQp, self.qpn, &arguments)?;
+        control.context = context;
+        Ok(())
+    }
+
+    /// Runs `action` while neither CQ is polled; the CQ with the lower number is locked first.
+    fn with_cqs<T>(&self, action: impl FnOnce(&mut dyn FnMut(&dyn Fn(&CqShared, &mut CqState))) -> T) -> T {
+        let (a, b) = match self.send_cq.cqn <= self.recv_cq.cqn {
+            true => (&self.send_cq, &self.recv_cq),
+            false => (&self.recv_cq, &self.send_cq),
+        };
+        let mut first = lock(&a.state);
+        let mut second: Option<MutexGuard<'_, CqState>> = (a.cqn != b.cqn).then(|| lock(&b.state));
+        action(&mut |visit| {
+            visit(a, &mut first);
+            if let Some(second) = &mut second {
+                visit(b, second);
+            }
+        })
+    }
+}
+
+/// A queue pair. Sent between threads, used by one at a time.
+pub struct Qp {
+    shared: Arc<QpShared>,
+    pd: Arc<PdShared>,
+    caps: Caps,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Caps {
+    send_sge: u32,
+    recv_sge: u32,
+    inline: u32,
+    sq_sig_all: bool,
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp")
+            .field("qpn", &self.shared.qpn)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+/// log2 of the entries of a queue for at least `wanted`.
+fn log_depth(what: &'static str, wanted: u32) -> Result<u32> {
+    if !(1..=Attributes::MAX_QP_WR).contains(&wanted) {
+        return Err(range("create a QP", what, wanted.into(), format!("1..={}", Attributes::MAX_QP_WR)));
+    }
+    Ok(wanted.next_power_of_two().ilog2())
+}
+
+fn range(operation: &'static str, what: &'static str, value: u64, allowed: impl Into<String>) -> Error {
+    Error::Range { operation, what, value, allowed: allowed.into() }
+}
+
+impl Qp {
+    pub(crate) fn new(pd: &Arc<PdShared>, init: &QpInit<'_>) -> Result<Qp> {
+        const CREATE: &str = "create a QP";
+        let inner = &pd.inner;
+        inner.check(CREATE)?;
+        let limits = inner.attributes();
+        for (cq, what) in [(init.send_cq, "the send CQ"), (init.recv_cq, "the receive CQ")] {
+            if !Arc::ptr_eq(&cq.shared.inner, inner) {
+                return Err(Error::Foreign { operation: CREATE, what });
+            }
+        }
+        if init.transport != Transport::Rc || !limits.has(feature::RC) {
+            return Err(Error::Unsupported { operation: CREATE, what: "this transport" });
+        }
+        let sges = [("max_send_sge", init.max_send_sge), ("max_recv_sge", init.max_recv_sge)];
+        for (what, value) in sges {
+            if value > limits.max_sge {
+                return Err(range(CREATE, what, value.into(), format!("0..={}", limits.max_sge)));
+            }
+        }
+        let max_inline = if limits.has(feature::INLINE) { limits.max_inline } else { 0 };
+        if init.max_inline > max_inline {
+            return Err(range(CREATE, "max_inline", init.max_inline.into(), format!("0..={max_inline}")));
+        }
+        let sq_log_depth = log_depth("max_send_wr", init.max_send_wr)?;
+        let rq_log_depth = log_depth("max_recv_wr", init.max_recv_wr)?;
+        let send_bytes = SendWqe::BYTES as u32 + (16 * init.max_send_sge).max(init.max_inline);
+        let sq_log_stride = send_bytes.next_power_of_two().ilog2().max(contract::ring::SEND_STRIDE_MIN_LOG);
+        let rq_log_stride = (16 * init.max_recv_sge).max(64).next_power_of_two().ilog2();
+        if sq_log_stride > contract::ring::SEND_STRIDE_MAX_LOG {
+            return Err(range(CREATE, "bytes of a send WQE", send_bytes.into(), "up to 512"));
+        }
+        let sq = WorkQueue::new(inner, sq_log_depth, sq_log_stride)?;
+        let rq = WorkQueue::new(inner, rq_log_depth, rq_log_stride)?;
+        let qpn = inner.take(Object::Qp)?;
+        // each QP number owns an equal share of the card's outstanding records
+        let share = (limits.record_count / limits.max_qp).ilog2();
+        let context = QpContext {
+            rights: QpRights {
+                state: QpState::Reset.code(),
+                transport: init.transport.code(),
+                valid: true,
+                page: inner.page as u16,
+                pd: pd.number,
+                pkey: 0xffff,
+                max_inflight: init.max_inflight,
+                ..QpRights::default()
+            },
+            queues: QpQueues {
+                sq_base: sq.ring.iova(),
+                rq_base: rq.ring.iova(),
+                sq_log_depth: sq_log_depth as u8,
+                sq_log_stride: sq_log_stride as u8,
+                rq_log_depth: rq_log_depth as u8,
+                rq_log_stride: rq_log_stride as u8,
+                send_cqn: init.send_cq.shared.cqn,
+                recv_cqn: init.recv_cq.shared.cqn,
+                record_base: (qpn << share) as u16,
+                record_log_size: share.min(sq_log_depth) as u8,
+            },
+            ..QpContext::default()
+        };
+        let arguments = Arguments {
+            word_mask: 0xffff,
+            reset_all: true,
+            data: context.to_words(),
+            ..Arguments::default()
+        };
+        if let Err(error) = inner.commands.execute(CommandOpcode::CreateQp, qpn, &arguments) {
+            inner.release(Object::Qp, qpn);
+            return Err(error);
+        }
+        let shared = Arc::new(QpShared {
+            inner: inner.clone(),
+            qpn,
+            transport: init.transport,
+            state: AtomicU8::new(QpState::Reset.code()),
+            flushing: AtomicBool::new(false),
+            sq,
+            rq,
+            send_cq: init.send_cq.shared.clone(),
+            recv_cq: init.recv_cq.shared.clone(),
+            control: Mutex::new(Control { context, attr: QpAttr::default() }),
+        });
+        shared.with_cqs(|each| each(&|_, state| state.attach(&shared)));
+        lock(&inner.qps).insert(qpn, Arc::downgrade(&shared));
+        let caps = Caps {
+            send_sge: init.max_send_sge,
+            recv_sge: init.max_recv_sge,
+            inline: init.max_inline,
+            sq_sig_all: init.sq_sig_all,
+        };
+        Ok(Qp { shared, pd: pd.clone(), caps, not_sync: PhantomData })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.shared.qpn
+    }
+
+    /// The number of its protection domain.
+    pub fn pd_number(&self) -> u32 {
+        self.pd.number
+    }
+
+    /// The state as the driver knows it; [`Self::query`] asks the card.
+    pub fn state(&self) -> QpState {
+        self.shared.state()
+    }
+
+    /// Places of the send queue.
+    pub fn send_depth(&self) -> u32 {
+        self.shared.sq.depth()
+    }
+
+    /// Places of the receive queue.
+    pub fn recv_depth(&self) -> u32 {
+        self.shared.rq.depth()
+    }
+
+    /// Changes the attributes that `mask` names. Without STATE the state stays.
+    ///
+    /// # Errors
+    /// No such transition, attributes missing or not allowed, a value out of range, an address nobody knows, or the
+    /// card refused. Nothing is changed then.
+    pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<()> {
+        let qp = &*self.shared;
+        qp.inner.check("modify a QP")?;
+        let to = if mask.contains(AttrMask::STATE) { attr.state } else { qp.state() };
+        if to == QpState::Reset {
+            return self.reset(mask);
+        }
+        let mut control = lock(&qp.control);
+        let from = qp.state();
+        if mask.contains(AttrMask::CUR_STATE) && attr.cur_state != from {
+            return Err(Error::Transition { qpn: qp.qpn, from: attr.cur_state, to });
+        }
+        attributes::check(qp.qpn, qp.transport, from, to, mask)?;
+        if to == QpState::Err {
+            return if qp.flushing.load(Ordering::Acquire) { Ok(()) } else { qp.move_to_error(&mut control) };
+        }
+        self.check_values(attr, mask)?;
+        let merged = merge(&control.attr, attr, mask, to);
+        let context = self.to_context(&control.context, &merged, mask)?;
+        let arguments = Arguments {
+            init_receive: from == QpState::Init && to == QpState::Rtr,
+            init_send: from == QpState::Rtr && to == QpState::Rts,
+            ..Arguments::default()
+        };
+        qp.write_context(&mut control, context, arguments)?;
+        control.attr = merged;
+        qp.state.store(to.code(), Ordering::Release);
+        Ok(())
+    }
+
+    /// To RESET: everything outstanding is discarded without completions, everything not polled is not told.
+    fn reset(&self, mask: AttrMask) -> Result<()> {
+        let qp = &*self.shared;
+        attributes::check(qp.qpn, qp.transport, qp.state(), QpState::Reset, mask)?;
+        qp.with_cqs(|each| {
+            let mut control = lock(&qp.control);
+            let mut context = control.context;
+            context.rights.state = QpState::Reset.code();
+            qp.write_context(&mut control, context, Arguments { reset_all: true, ..Arguments::default() })?;
+            control.attr = QpAttr::default();
+            qp.state.store(QpState::Reset.code(), Ordering::Release);
+            qp.leave_error();
+            each(&|cq, state| cq.bury(state, qp.qpn));
+            qp.sq.clear();
+            qp.rq.clear();
+            Ok(())
+        })
+    }
+
+    fn check_values(&self, attr: &QpAttr, mask: AttrMask) -> Result<()> {
+        const MODIFY: &str = "modify a QP";
+        let inner = &self.shared.inner;
+        let port = inner.port.active_mtu;
+        let gids = inner.gids.len() as u64;
+        let limits = [
+            (AttrMask::PKEY_INDEX, "pkey_index", u64::from(attr.pkey_index), 0..=0),
+            (AttrMask::PORT, "port", attr.port.into(), 1..=1),
+            (AttrMask::PATH_MTU, "path_mtu", attr.path_mtu.bytes().into(), 256..=port.bytes().into()),
+            (AttrMask::DEST_QPN, "dest_qpn", attr.dest_qpn.into(), 0..=0xff_ffff),
+            (AttrMask::AV, "sgid_index", attr.av.sgid_index.into(), 0..=gids - 1),
+            (AttrMask::AV, "flow_label", attr.av.flow_label.into(), 0..=0xf_ffff),
+            (AttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic.into(), 0..=16),
+            (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", attr.max_dest_rd_atomic.into(), 0..=16),
+            (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer.into(), 0..=31),
+            (AttrMask::TIMEOUT, "timeout", attr.timeout.into(), 0..=31),
+            (AttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt.into(), 0..=7),
+            (AttrMask::RNR_RETRY, "rnr_retry", attr.rnr_retry.into(), 0..=7),
+        ];
+        for (bit, what, value, allowed) in limits {
+            if mask.contains(bit) && !allowed.contains(&value) {
+                return Err(range(MODIFY, what, value, format!("{}..={}", allowed.start(), allowed.end())));
+            }
+        }
+        let absent = [
+            (AttrMask::ALT_PATH, "alternate paths"),
+            (AttrMask::PATH_MIG_STATE, "path migration"),
+            (AttrMask::EN_SQD_ASYNC_NOTIFY, "notice of a drained send queue"),
+        ];
+        match absent.iter().find(|(bit, _)| mask.contains(*bit)) {
+            Some((_, what)) => Err(Error::Unsupported { operation: MODIFY, what }),
+            None => Ok(()),
+        }
+    }
+
+    fn to_context(&self, old: &QpContext, attr: &QpAttr, mask: AttrMask) -> Result<QpContext> {
+        let inner = &self.shared.inner;
+        let mut context = *old;
+        context.rights.state = attr.state.code();
+        context.rights.access = attr.access.bits();
+        context.rights.path_mtu = attr.path_mtu.code();
+        context.rights.min_rnr_timer = attr.min_rnr_timer;
+        context.rights.timeout = attr.timeout;
+        context.rights.retry_cnt = attr.retry_cnt;
+        context.rights.rnr_retry = attr.rnr_retry;
+        context.rights.max_rd_atomic = attr.max_rd_atomic;
+        context.rights.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+        context.rights.rq_psn = attr.rq_psn;
+        context.rights.sq_psn = attr.sq_psn;
+        context.path.dest_qpn = attr.dest_qpn;
+        if mask.contains(AttrMask::AV) {
+            let av = &attr.av;
+            let source = inner.gids[usize::from(av.sgid_index)];
+            for gid in [source, av.dest_gid] {
+                if gid.ipv4().is_none() && !inner.attributes().has(feature::IPV6) {
+                    return Err(Error::Unsupported { operation: "modify a QP", what: "IPv6 addresses" });
+                }
+            }
+            let mac = inner.neighbours.mac_of(av.dest_gid);
+            context.path.dest_mac = mac.ok_or(Error::NoNeighbour { gid: av.dest_gid })?.to_u64();
+            context.path.src_mac = inner.port.mac.to_u64();
+            context.path.ttl = if av.hop_limit == 0 { 64 } else { av.hop_limit };
+            context.path.tos = av.traffic_class;
+            context.path.flow_label = av.flow_label;
+            context.addresses.dest_gid = av.dest_gid.to_u128();
+            context.addresses.src_gid = source.to_u128();
+        }
+        if mask.intersects(AttrMask::AV | AttrMask::DEST_QPN) {
+            context.path.udp_source_port =
+                udp_source_port(attr.av.flow_label, self.shared.qpn, attr.dest_qpn);
+        }
+        Ok(context)
+    }
+
+    /// The attributes, with the state and PSNs that the card holds now.
+    ///
+    /// # Errors
+    /// The command failed.
+    pub fn query(&self) -> Result<QpAttr> {
+        let qp = &*self.shared;
+        qp.inner.check("query a QP")?;
+        let words = qp.inner.commands.execute(CommandOpcode::QueryQp, qp.qpn, &Arguments::default())?;
+        let live = QpContext::from_words(&words).rights;
+        let mut attr = lock(&qp.control).attr;
+        attr.state = QpState::from_code(live.state).unwrap_or(QpState::Err);
+        attr.cur_state = attr.state;
+        attr.rq_psn = live.rq_psn;
+        attr.sq_psn = live.sq_psn;
+        Ok(attr)
+    }
+
+    /// RESET to INIT to RTR to RTS with the usual attributes of a reliable connection: timeout 14 (67 ms), seven
+    /// retries, RNR timer 12 (0.64 ms) for ever. `local_psn` is the first PSN that this side told the peer.
+    ///
+    /// # Errors
+    /// As [`Self::modify`].
+    pub fn connect(&self, peer: &Endpoint, local_psn: u32, path_mtu: PathMtu, access: Access) -> Result<()> {
+        let attr = QpAttr {
+            access,
+            path_mtu,
+            dest_qpn: peer.qpn,
+            rq_psn: peer.psn,
+            sq_psn: local_psn,
+            av: AddressVector::to(peer.gid),
+            ..QpAttr::default()
+        };
+        self.connect_with(&attr)
+    }
+
+    /// RESET to INIT to RTR to RTS with these attributes.
+    ///
+    /// # Errors
+    /// As [`Self::modify`].
+    pub fn connect_with(&self, attr: &QpAttr) -> Result<()> {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let steps = attributes::transition(self.shared.transport, self.state(), state);
+            let (required, _) =
+                steps.ok_or(Error::Transition { qpn: self.shared.qpn, from: self.state(), to: state })?;
+            self.modify(&QpAttr { state, ..*attr }, required | AttrMask::STATE)?;
+        }
+        Ok(())
+    }
+
+    /// Posts send work requests, all of them or none.
+    ///
+    /// # Errors
+    /// The queue has no room for all, a request exceeds the QP's or the card's limits, the state is RESET, INIT or
+    /// RTR, forked child, closed context, or the doorbell could not be rung. In ERR requests are taken and flushed.
+    pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<()> {
+        const POST: &str = "post_send";
+        let qp = &*self.shared;
+        qp.inner.check(POST)?;
+        let state = qp.state();
+        if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
+            return Err(Error::State { operation: POST, qpn: qp.qpn, state });
+        }
+        let tail = self.room(POST, &qp.sq, list.len())?;
+        for request in list {
+            self.check_send(request)?;
+        }
+        for (i, request) in list.iter().enumerate() {
+            let index = tail.wrapping_add(i as u32);
+            let (opcode, completed, addr, rkey, imm) = match request.operation {
+                Operation::Send => (WrOpcode::Send, WcOpcode::Send, 0, 0, 0),
+                Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, WcOpcode::Send, 0, 0, imm),
+                Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
+                Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
+                Operation::WriteWithImm { addr, rkey, imm } => {
+                    (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite, addr, rkey, imm)
+                }
+            };
+            let wqe = SendWqe {
+                opcode: opcode.code(),
+                signaled: request.signaled || self.caps.sq_sig_all,
+                solicited: request.solicited,
+                fence: request.fence,
+                inline: request.inline.is_some(),
+                num_sge: if request.inline.is_some() { 0 } else { request.sges.len() as u8 },
+                // the field's bytes stand as on the wire
+                imm: imm.swap_bytes(),
+                remote_addr: addr,
+                rkey,
+                length: request.length() as u32,
+                index: index as u16,
+            };
+            let at = qp.sq.slot(index) << qp.sq.log_stride;
+            match request.inline {
+                Some(bytes) => qp.sq.ring.write(at + SendWqe::BYTES, bytes),
+                None => write_sges(&qp.sq.ring, at + SendWqe::BYTES, request.sges),
+            }
+            qp.sq.ring.write(at, &wqe.pack());
+            qp.sq.record(index, request.wr_id, completed);
+        }
+        let producer = tail.wrapping_add(list.len() as u32);
+        qp.sq.tail.store(producer, Ordering::Release);
+        if state == QpState::Err || qp.flushing.load(Ordering::Acquire) {
+            qp.send_cq.signal();
+            return Ok(());
+        }
+        barrier::before_doorbell();
+        let value = SqDoorbell { qpn: qp.qpn, producer: producer as u16 };
+        qp.inner.doorbell(qp.inner.page, doorbell::SQ_OFFSET, value.pack())
+    }
+
+    fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
+        const POST: &str = "post_send";
+        let limits = self.shared.inner.attributes();
+        if let Some(bytes) = request.inline {
+            if bytes.len() > self.caps.inline as usize {
+                return Err(range(
+                    POST,
+                    "inline bytes",
+                    bytes.len() as u64,
+                    format!("0..={}", self.caps.inline),
+                ));
+            }
+        } else if request.sges.len() > self.caps.send_sge as usize {
+            let allowed = format!("0..={}", self.caps.send_sge);
+            return Err(range(POST, "SGEs", request.sges.len() as u64, allowed));
+        }
+        let longest = 1u64 << limits.max_message;
+        if request.length() > longest {
+            return Err(range(POST, "message length", request.length(), format!("0..={longest}")));
+        }
+        Ok(())
+    }
+
+    /// Posts receive work requests, all of them or none.
+    ///
+    /// # Errors
+    /// The queue has no room for all, too many SGEs, the state is RESET, forked child, closed context, or the
+    /// doorbell could not be rung. In ERR requests are taken and flushed.
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<()> {
+        const POST: &str = "post_recv";
+        let qp = &*self.shared;
+        qp.inner.check(POST)?;
+        let state = qp.state();
+        if state == QpState::Reset {
+            return Err(Error::State { operation: POST, qpn: qp.qpn, state });
+        }
+        let tail = self.room(POST, &qp.rq, list.len())?;
+        if let Some(request) = list.iter().find(|request| request.sges.len() > self.caps.recv_sge as usize) {
+            let allowed = format!("0..={}", self.caps.recv_sge);
+            return Err(range(POST, "SGEs", request.sges.len() as u64, allowed));
+        }
+        let sges = 1usize << (qp.rq.log_stride - 4);
+        for (i, request) in list.iter().enumerate() {
+            let index = tail.wrapping_add(i as u32);
+            let at = qp.rq.slot(index) << qp.rq.log_stride;
+            write_sges(&qp.rq.ring, at, request.sges);
+            // the rest of the place is zero: elements of length 0 are skipped
+            for unused in request.sges.len()..sges {
+                qp.rq.ring.write(at + unused * Sge::BYTES, &[0; Sge::BYTES]);
+            }
+            qp.rq.record(index, request.wr_id, WcOpcode::Recv);
+        }
+        let producer = tail.wrapping_add(list.len() as u32);
+        qp.rq.tail.store(producer, Ordering::Release);
+        if state == QpState::Err || qp.flushing.load(Ordering::Acquire) {
+            qp.recv_cq.signal();
+            return Ok(());
+        }
+        barrier::before_doorbell();
+        let value = RqDoorbell { qpn: qp.qpn, producer: producer as u16 };
+        qp.inner.doorbell(qp.inner.page, doorbell::RQ_OFFSET, value.pack())
+    }
+
+    /// The index of the next work request, if `wanted` more fit.
+    fn room(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Result<u32> {
+        let free = queue.depth() - queue.outstanding();
+        if wanted > free as usize {
+            let depth = queue.depth();
+            return Err(Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free, depth });
+        }
+        Ok(queue.tail.load(Ordering::Relaxed))
+    }
+}
+
+fn write_sges(ring: &DmaBuffer, at: usize, sges: &[Sge]) {
+    for (i, sge) in sges.iter().enumerate() {
+        ring.write(at + i * Sge::BYTES, &sge.pack());
+    }
+}
+
+/// `old` with what `mask` names taken from `new`.
+fn merge(old: &QpAttr, new: &QpAttr, mask: AttrMask, state: QpState) -> QpAttr {
+    const PSN: u32 = 0xff_ffff;
+    let has = |bit| mask.contains(bit);
+    QpAttr {
+        state,
+        cur_state: state,
+        access: if has(AttrMask::ACCESS_FLAGS) { new.access } else { old.access },
+        pkey_index: if has(AttrMask::PKEY_INDEX) { new.pkey_index } else { old.pkey_index },
+        port: if has(AttrMask::PORT) { new.port } else { old.port },
+        qkey: if has(AttrMask::QKEY) { new.qkey } else { old.qkey },
+        path_mtu: if has(AttrMask::PATH_MTU) { new.path_mtu } else { old.path_mtu },
+        dest_qpn: if has(AttrMask::DEST_QPN) { new.dest_qpn } else { old.dest_qpn },
+        rq_psn: if has(AttrMask::RQ_PSN) { new.rq_psn & PSN } else { old.rq_psn },
+        sq_psn: if has(AttrMask::SQ_PSN) { new.sq_psn & PSN } else { old.sq_psn },
+        av: if has(AttrMask::AV) { new.av } else { old.av },
+        max_rd_atomic: if has(AttrMask::MAX_QP_RD_ATOMIC) { new.max_rd_atomic } else { old.max_rd_atomic },
+        max_dest_rd_atomic: if has(AttrMask::MAX_DEST_RD_ATOMIC) {
+            new.max_dest_rd_atomic
+        } else {
+            old.max_dest_rd_atomic
+        },
+        min_rnr_timer: if has(AttrMask::MIN_RNR_TIMER) { new.min_rnr_timer } else { old.min_rnr_timer },
+        timeout: if has(AttrMask::TIMEOUT) { new.timeout } else { old.timeout },
+        retry_cnt: if has(AttrMask::RETRY_CNT) { new.retry_cnt } else { old.retry_cnt },
+        rnr_retry: if has(AttrMask::RNR_RETRY) { new.rnr_retry } else { old.rnr_retry },
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        let qp = &*self.shared;
+        if qp.inner.space.fork.is_child() {
+            return;
+        }
+        lock(&qp.inner.qps).remove(&qp.qpn);
+        qp.with_cqs(|each| {
+            // whoever still serves an event of this QP finds it in RESET and leaves it alone
+            let _control = lock(&qp.control);
+            let gone = qp.inner.destroy(CommandOpcode::DestroyQp, qp.qpn, &[&qp.sq.ring, &qp.rq.ring]);
+            qp.state.store(QpState::Reset.code(), Ordering::Release);
+            qp.leave_error();
+            each(&|cq, state| {
+                cq.bury(state, qp.qpn);
+                state.detach(qp.qpn);
+            });
+            if gone {
+                qp.inner.release(Object::Qp, qp.qpn);
+            }
+        });
+    }
+}

@@ -1,0 +1,729 @@
+//! The driver against the software card in the same process: every call, both sides of each limit.
+
+mod software_card;
+
+use contract::register as reg;
+use host::*;
+use software_card::World;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+const RW: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+const SOON: Duration = Duration::from_secs(5);
+
+/// One end of a connection.
+struct End {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    recv_cq: Cq,
+    qp: Qp,
+}
+
+impl End {
+    fn new(context: &Context, init: impl FnOnce(QpInit<'_>) -> QpInit<'_>) -> End {
+        let pd = context.alloc_pd().expect("a PD");
+        let (cq, recv_cq) =
+            (context.create_cq(64, None).expect("a CQ"), context.create_cq(64, None).expect("a CQ"));
+        let qp = pd.create_qp(&init(QpInit::rc(&cq, &recv_cq))).expect("a QP");
+        End { context: context.clone(), pd, cq, recv_cq, qp }
+    }
+
+    fn endpoint(&self, psn: u32) -> exchange::Endpoint {
+        exchange::Endpoint { qpn: self.qp.number(), psn, gid: self.context.gids()[0] }
+    }
+
+    fn drain(cq: &Cq) -> Vec<(u64, WcStatus)> {
+        let mut all = Vec::new();
+        let mut entries = [Completion::default(); 3];
+        loop {
+            let count = cq.poll(&mut entries).expect("a good CQ");
+            if count == 0 {
+                return all;
+            }
+            all.extend(entries[..count].iter().map(|entry| (entry.wr_id, entry.status)));
+        }
+    }
+
+    fn sent(&self) -> Vec<(u64, WcStatus)> {
+        Self::drain(&self.cq)
+    }
+
+    fn received(&self) -> Vec<(u64, WcStatus)> {
+        Self::drain(&self.recv_cq)
+    }
+}
+
+fn connect(a: &End, b: &End) {
+    for (end, own, peer, peer_psn) in [(a, 0x1000, b, 0xffff00), (b, 0xffff00, a, 0x1000)] {
+        end.qp
+            .connect(&peer.endpoint(peer_psn), own, PathMtu::Mtu1024, Access::REMOTE_WRITE)
+            .expect("connects");
+    }
+}
+
+/// Two cards, one connection.
+fn connected_with(init: impl Fn(QpInit<'_>) -> QpInit<'_>) -> (Arc<World>, End, End) {
+    let world = World::new(2);
+    let (a, b) = (End::new(&world.open(0), &init), End::new(&world.open(1), &init));
+    connect(&a, &b);
+    (world, a, b)
+}
+
+fn connected() -> (Arc<World>, End, End) {
+    connected_with(|init| QpInit { max_send_sge: 4, max_recv_sge: 4, max_inline: 32, ..init })
+}
+
+#[test]
+fn a_card_tells_its_limits_and_its_addresses() {
+    let world = World::new(1);
+    let context = world.open(0);
+    assert_eq!((context.attributes().max_qp, context.attributes().max_sge), (64, 4));
+    assert_eq!(context.gids()[0], Ipv4Addr::new(10, 0, 0, 1).into());
+    assert_eq!(context.gids()[1].to_string(), "fe80::ff:fe00:a");
+    let port = context.device().port().expect("a port");
+    assert_eq!(
+        (port.mac.to_string().as_str(), port.active_mtu.bytes(), port.link_up),
+        ("02:00:00:00:00:0a", 4096, true)
+    );
+}
+
+#[test]
+fn another_contract_is_refused_in_one_line() {
+    let world = World::new(1);
+    let refusal = |change: &dyn Fn(&mut software_card::Card)| {
+        change(&mut world.cards()[0]);
+        let error = Device::new(world.backend(0)).expect_err("refused");
+        world.cards()[0].layout_hash = contract::LAYOUT_HASH;
+        world.cards()[0].version = reg::VERSION_VALUE;
+        world.cards()[0].magic = reg::MAGIC_VALUE;
+        assert!(!error.to_string().contains('\n'));
+        assert_eq!(error.kind(), Kind::Mismatch);
+        error.to_string()
+    };
+    let driver = contract::LAYOUT_HASH;
+    assert_eq!(
+        refusal(&|card| card.layout_hash = 0xdead_beef),
+        format!(
+            "soft:card0: card has layout 00000000deadbeef, driver has {driver:016x}: built from different tables; \
+             use matching bitstream and driver"
+        )
+    );
+    assert!(refusal(&|card| card.version = reg::VERSION_VALUE + 0x1_0000).contains("card has contract 2.0"));
+    assert!(refusal(&|card| card.version = 0x0000_0009).contains("card has contract 0.9"));
+    assert!(refusal(&|card| card.magic = u32::MAX).contains("0xffffffff"));
+    world.cards()[0].version = reg::VERSION_VALUE + 1;
+    assert!(Device::new(world.backend(0)).is_ok(), "a later minor version is good");
+}
+
+#[test]
+fn a_send_fills_the_posted_receive_and_completes_on_both_sides() {
+    let (world, a, b) = connected();
+    let source = a.pd.register((0..=255u8).collect::<Vec<_>>(), Access::empty()).expect("heap");
+    let target = b.pd.allocate(512, Access::LOCAL_WRITE).expect("memfd");
+    let places = [target.sge(1..4).unwrap(), target.sge(8..8).unwrap(), target.sge(100..400).unwrap()];
+    b.qp.post_recv(&[RecvWr::new(70, &places)]).expect("room");
+    let parts = [source.sge(0..10).unwrap(), source.sge(200..256).unwrap()];
+    let request = SendWr::new(71, Operation::SendWithImm(0x0102_0304), &parts).signaled();
+    a.qp.post_send(&[request]).expect("room");
+    let sent = a.cq.poll_wait(SOON).expect("no error").expect("in time");
+    assert_eq!((sent.wr_id, sent.status, sent.opcode), (71, WcStatus::Success, WcOpcode::Send));
+    let received = b.recv_cq.poll_wait(SOON).expect("no error").expect("in time");
+    assert_eq!((received.wr_id, received.status, received.byte_len), (70, WcStatus::Success, 66));
+    assert_eq!((received.imm, received.opcode), (Some(0x0102_0304), WcOpcode::Recv));
+    let mut expected = vec![0u8; 512];
+    let bytes: Vec<u8> = (0..10u8).chain(200..=255).collect();
+    expected[1..4].copy_from_slice(&bytes[..3]);
+    expected[100..163].copy_from_slice(&bytes[3..]);
+    assert_eq!(target.to_vec(0..512).unwrap(), expected);
+    world.assert_no_faults();
+}
+
+#[test]
+fn heap_stack_and_file_memory_are_all_reached_by_a_write() {
+    let (world, a, b) = connected();
+    let target = b.pd.allocate(4096, RW).expect("memory");
+    let mut stack = [0x5au8; 300];
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(5000).expect("a size");
+    // SAFETY: nobody else has the file
+    let mut map = unsafe { memmap2::MmapMut::map_mut(&file) }.expect("a map");
+    map[4990..].fill(0xa5);
+    let file = a.pd.register(map, Access::empty()).expect("file map");
+    // SAFETY: the array outlives the region and is not touched meanwhile
+    let region =
+        unsafe { a.pd.register_raw(stack.as_mut_ptr(), stack.len(), Access::empty()) }.expect("stack");
+    let boxed = a.pd.register(vec![7u8; 3].into_boxed_slice(), Access::empty()).expect("heap");
+    let list = [region.sge(0..300).unwrap(), file.sge(4990..5000).unwrap(), boxed.sge(1..3).unwrap()];
+    a.qp.post_send(&[SendWr::write(1, &list, target.addr() + 7, target.rkey()).signaled()]).expect("room");
+    assert_eq!(a.sent(), [(1, WcStatus::Success)]);
+    let bytes = target.to_vec(0..400).unwrap();
+    assert_eq!(bytes[..7], [0; 7]);
+    assert!(bytes[7..307].iter().all(|byte| *byte == 0x5a) && bytes[307..317] == [0xa5; 10]);
+    assert_eq!(bytes[317..320], [7, 7, 0]);
+    drop(region);
+    world.assert_no_faults();
+}
+
+#[test]
+fn inline_bytes_need_no_key_and_are_copied_at_once() {
+    let (world, a, b) = connected();
+    let target = b.pd.allocate(64, RW).expect("memory");
+    let request =
+        |bytes| SendWr { inline: Some(bytes), ..SendWr::write(1, &[], target.addr(), target.rkey()) };
+    a.qp.post_send(&[request(&[9; 32]).signaled()]).expect("32 bytes are the limit");
+    let error = a.qp.post_send(&[request(&[9; 33])]).expect_err("33 are not");
+    assert_eq!(error.to_string(), "post_send: inline bytes = 33 is out of range; allowed: 0..=32");
+    assert_eq!((a.sent(), target.to_vec(30..34).unwrap()), (vec![(1, WcStatus::Success)], vec![9, 9, 0, 0]));
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_full_queue_is_an_error_before_anything_is_written() {
+    let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 3, max_recv_wr: 4, ..init });
+    let memory = a.pd.allocate(16, Access::empty()).expect("memory");
+    let target = b.pd.allocate(16, RW).expect("memory");
+    assert_eq!(a.qp.send_depth(), 4, "rounded up");
+    let sges = [memory.sge(0..1).unwrap()];
+    // no receive is posted, so the SENDs stay outstanding
+    let sends: Vec<SendWr<'_>> = (0..5).map(|id| SendWr::send(id, &sges).signaled()).collect();
+    a.qp.post_send(&sends[..2]).expect("two fit");
+    let doorbells = world.cards()[0].doorbells;
+    let error = a.qp.post_send(&sends[..3]).expect_err("three more do not");
+    let line = format!(
+        "post_send on QP {}: 3 work requests, 2 of 4 places free; poll the CQ first; nothing was posted",
+        a.qp.number()
+    );
+    assert_eq!(error.to_string(), line);
+    assert_eq!(world.cards()[0].doorbells, doorbells, "no doorbell was rung");
+    a.qp.post_send(&sends[2..4]).expect("two more fill it");
+    assert!(matches!(a.qp.post_send(&sends[4..]), Err(Error::QueueFull { free: 0, .. })));
+    let places = [target.sge(0..1).unwrap()];
+    let receives: Vec<RecvWr<'_>> = (0..5).map(|id| RecvWr::new(10 + id, &places)).collect();
+    assert!(matches!(b.qp.post_recv(&receives), Err(Error::QueueFull { wanted: 5, free: 4, .. })));
+    b.qp.post_recv(&receives[..4]).expect("four fit");
+    assert_eq!(a.sent().len(), 4, "empty again");
+    assert_eq!(b.received().iter().map(|entry| entry.0).collect::<Vec<_>>(), [10, 11, 12, 13]);
+    a.qp.post_send(&[]).expect("an empty list is nothing");
+    world.assert_no_faults();
+}
+
+#[test]
+fn rings_wrap_and_indices_pass_sixteen_bits() {
+    let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 8, max_recv_wr: 8, ..init });
+    let memory = a.pd.allocate(8, Access::empty()).expect("memory");
+    let target = b.pd.allocate(8, RW).expect("memory");
+    let (sges, places) = ([memory.sge(0..8).unwrap()], [target.sge(0..8).unwrap()]);
+    for round in 0..70_000u64 {
+        b.qp.post_recv(&[RecvWr::new(round, &places)]).expect("room");
+        let request = SendWr::send(round, &sges);
+        // every fourth is signaled and retires the three before it
+        let request = if round % 4 == 3 { request.signaled() } else { request };
+        memory.write(0, &round.to_le_bytes()).unwrap();
+        a.qp.post_send(&[request]).expect("room");
+        assert_eq!(b.received(), [(round, WcStatus::Success)]);
+        let mut bytes = [0; 8];
+        target.read(0, &mut bytes).unwrap();
+        assert_eq!(u64::from_le_bytes(bytes), round);
+        let expected = if round % 4 == 3 { vec![(round, WcStatus::Success)] } else { vec![] };
+        assert_eq!(a.sent(), expected);
+    }
+    world.assert_no_faults();
+}
+
+#[test]
+fn unsignaled_requests_hold_their_places_until_a_later_completion() {
+    let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 4, ..init });
+    let (memory, target) = (a.pd.allocate(1, RW).unwrap(), b.pd.allocate(1, RW).unwrap());
+    let sges = [memory.sge(0..1).unwrap()];
+    let write = |id| SendWr::write(id, &sges, target.addr(), target.rkey());
+    a.qp.post_send(&[write(0), write(1), write(2)]).expect("room");
+    assert_eq!(a.sent(), []);
+    assert!(matches!(a.qp.post_send(&[write(3), write(4)]), Err(Error::QueueFull { free: 1, .. })));
+    a.qp.post_send(&[write(3).signaled()]).expect("room for one");
+    assert_eq!(a.sent(), [(3, WcStatus::Success)]);
+    a.qp.post_send(&[write(4), write(5), write(6), write(7)]).expect("all places are free");
+    world.assert_no_faults();
+}
+
+#[test]
+fn an_error_flushes_everything_in_order_and_once() {
+    use WcStatus::{RemAccessErr, Success, WrFlushErr};
+    let (world, a, b) = connected();
+    let (memory, target) = (a.pd.allocate(64, RW).unwrap(), b.pd.allocate(64, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap()];
+    a.qp.post_recv(&[RecvWr::new(50, &sges), RecvWr::new(51, &sges)]).expect("room");
+    b.qp.post_recv(&[RecvWr::new(60, &[target.sge(0..8).unwrap()])]).expect("room");
+    let good = |id| SendWr::write(id, &sges, target.addr(), target.rkey());
+    let bad = SendWr::write(3, &sges, target.addr() + 57, target.rkey());
+    // the failing one is not signaled; of those behind it some are
+    a.qp.post_send(&[good(1).signaled(), good(2), bad, good(4), good(5).signaled(), good(6)]).expect("room");
+    let mut first = [Completion::default(); 2];
+    assert_eq!(a.cq.poll(&mut first).unwrap(), 2, "a short poll leaves the rest");
+    assert_eq!([first[0].wr_id, first[1].wr_id], [1, 3], "2 was unsignaled and succeeded");
+    assert_eq!((first[0].status, first[1].status), (Success, RemAccessErr));
+    assert_eq!((first[1].opcode, first[1].cause()), (WcOpcode::RdmaWrite, Some(Reject::RkeyBounds)));
+    assert_eq!(a.qp.state(), QpState::Err);
+    assert_eq!(a.sent(), [(4, WrFlushErr), (5, WrFlushErr), (6, WrFlushErr)]);
+    assert_eq!(a.received(), [(50, WrFlushErr), (51, WrFlushErr)]);
+    // what is posted later is taken and flushed
+    a.qp.post_send(&[good(7)]).expect("posting in ERR does not fail");
+    a.qp.post_recv(&[RecvWr::new(52, &sges)]).expect("posting in ERR does not fail");
+    assert_eq!((a.sent(), a.received()), (vec![(7, WrFlushErr)], vec![(52, WrFlushErr)]));
+    // the peer learns by an asynchronous event, its receive is flushed too
+    assert_eq!(b.received(), [(60, WrFlushErr)]);
+    let notice = b.context.async_event(Some(Duration::ZERO)).expect("no error");
+    assert_eq!(notice, Some(AsyncNotice { event: AsyncEvent::QpAccessErr, object: b.qp.number() }));
+    assert_eq!(b.context.async_event(Some(Duration::ZERO)).unwrap(), None);
+    assert_eq!((a.sent(), a.received(), b.sent(), b.received()), (vec![], vec![], vec![], vec![]));
+    assert_eq!(world.cards()[0].qp_context(a.qp.number()).map(|c| c.rights.state), Some(QpState::Err.code()));
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_flush_does_not_overtake_what_the_card_completed() {
+    let (world, a, b) = connected();
+    let (memory, target) = (a.pd.allocate(64, RW).unwrap(), b.pd.allocate(64, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap()];
+    let places = [target.sge(0..8).unwrap()];
+    let short = [target.sge(0..4).unwrap()];
+    b.qp.post_recv(&[
+        RecvWr::new(1, &places),
+        RecvWr::new(2, &places),
+        RecvWr::new(3, &short),
+        RecvWr::new(4, &places),
+    ])
+    .expect("room");
+    let sends: Vec<SendWr<'_>> = (1..=4).map(|id| SendWr::send(id, &sges).signaled()).collect();
+    a.qp.post_send(&sends).expect("room");
+    // nobody has polled yet: the asynchronous event is served by the poll of the empty send CQ first
+    assert_eq!(b.sent(), []);
+    assert_eq!(b.qp.state(), QpState::Err);
+    use WcStatus::{LocLenErr, RemInvReqErr, Success, WrFlushErr};
+    assert_eq!(b.received(), [(1, Success), (2, Success), (3, LocLenErr), (4, WrFlushErr)]);
+    assert_eq!(a.sent(), [(1, Success), (2, Success), (3, RemInvReqErr), (4, WrFlushErr)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn one_cq_for_both_queues_keeps_both_orders() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let qp = pd.create_qp(&QpInit::rc(&cq, &cq)).unwrap();
+    let own = exchange::Endpoint { qpn: qp.number(), psn: 5, gid: context.gids()[0] };
+    qp.connect(&own, 5, PathMtu::Mtu256, Access::empty()).expect("a QP may talk to itself");
+    let memory = pd.allocate(64, RW).unwrap();
+    let (from, to) = ([memory.sge(0..8).unwrap()], [memory.sge(32..40).unwrap()]);
+    memory.write(0, b"loopback").unwrap();
+    qp.post_recv(&[RecvWr::new(1, &to), RecvWr::new(2, &to)]).unwrap();
+    qp.post_send(&[SendWr::send(3, &from).signaled()]).unwrap();
+    qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    let all = End::drain(&cq);
+    assert_eq!(all, [(1, WcStatus::Success), (3, WcStatus::Success), (2, WcStatus::WrFlushErr)]);
+    assert_eq!(memory.to_vec(32..40).unwrap(), b"loopback");
+    world.assert_no_faults();
+}
+
+#[test]
+fn reset_discards_without_completions_and_the_qp_works_again() {
+    let (world, a, b) = connected();
+    let (memory, target) = (a.pd.allocate(64, RW).unwrap(), b.pd.allocate(64, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap()];
+    let good = |id| SendWr::write(id, &sges, target.addr(), target.rkey());
+    a.qp.post_send(&[good(1).signaled(), SendWr::send(2, &sges).signaled()]).unwrap();
+    a.qp.post_recv(&[RecvWr::new(3, &sges)]).unwrap();
+    let reset = |qp: &Qp| qp.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, AttrMask::STATE);
+    reset(&a.qp).expect("from any state");
+    reset(&b.qp).expect("from any state");
+    assert_eq!((a.sent(), a.received()), (vec![], vec![]), "not even what was complete");
+    assert!(matches!(a.qp.post_recv(&[]), Err(Error::State { state: QpState::Reset, .. })));
+    connect(&a, &b);
+    a.qp.post_send(&[good(9).signaled()]).unwrap();
+    assert_eq!(a.sent(), [(9, WcStatus::Success)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_destroyed_qps_completions_are_not_told_to_its_successor() {
+    let world = World::new(1);
+    world.cards()[0].max_qp = 3;
+    let context = world.open(0);
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16, None).unwrap();
+    let memory = pd.allocate(64, RW).unwrap();
+    let sges = [memory.sge(0..8).unwrap()];
+    let own = |qp: &Qp| exchange::Endpoint { qpn: qp.number(), psn: 5, gid: context.gids()[0] };
+    let make = || {
+        let qp = pd.create_qp(&QpInit::rc(&cq, &cq)).unwrap();
+        qp.connect(&own(&qp), 5, PathMtu::Mtu256, Access::REMOTE_WRITE).unwrap();
+        qp
+    };
+    let old = make();
+    assert!(matches!(
+        pd.create_qp(&QpInit::rc(&cq, &cq)),
+        Err(Error::Exhausted { object: "QP", limit: 1, .. })
+    ));
+    old.post_send(&[SendWr::write(1, &sges, memory.addr(), memory.rkey()).signaled()]).unwrap();
+    let number = old.number();
+    drop(old);
+    let new = make();
+    assert_eq!(new.number(), number, "there is only one");
+    new.post_send(&[SendWr::write(2, &sges, memory.addr(), memory.rkey()).signaled()]).unwrap();
+    assert_eq!(End::drain(&cq), [(2, WcStatus::Success)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn keys_do_not_reach_what_was_deregistered_or_belongs_to_another_domain() {
+    let (world, a, b) = connected();
+    let memory = a.pd.allocate(64, RW).unwrap();
+    let sges = [memory.sge(0..8).unwrap()];
+    let target = b.pd.allocate(64, RW).unwrap();
+    let (addr, stale) = (target.addr(), target.rkey());
+    drop(target);
+    a.qp.post_send(&[SendWr::write(1, &sges, addr, stale).signaled()]).unwrap();
+    assert_eq!(a.sent(), [(1, WcStatus::RemAccessErr)]);
+    let foreign = a.context.alloc_pd().unwrap().allocate(64, RW).unwrap();
+    let end = End::new(&a.context, |init| init);
+    let peer = End::new(&b.context, |init| init);
+    connect(&end, &peer);
+    end.qp.post_send(&[SendWr::send(2, &[foreign.sge(0..8).unwrap()]).signaled()]).unwrap();
+    assert_eq!(end.sent(), [(2, WcStatus::LocProtErr)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_reused_region_number_gets_another_key() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let pd = context.alloc_pd().unwrap();
+    let mut keys: Vec<u32> = (0..600).map(|_| pd.allocate(1, RW).unwrap().rkey()).collect();
+    assert!(keys.iter().all(|key| *key != 0));
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 600);
+}
+
+#[test]
+fn memory_that_does_not_exist_is_refused_by_name() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let pd = context.alloc_pd().unwrap();
+    // SAFETY: the range is not mapped, which is what the call must find out
+    let error = unsafe { pd.register_raw(0x1000 as *mut u8, 10, RW) }.expect_err("page 1 is never mapped");
+    assert_eq!(
+        error.to_string(),
+        "register 10 bytes at 0x1000: not mapped in this process; register memory that exists and is not freed"
+    );
+    // SAFETY: as above
+    assert!(matches!(
+        unsafe { pd.register_raw(usize::MAX as *mut u8, 10, RW) },
+        Err(Error::NotMapped { .. })
+    ));
+    assert!(matches!(pd.register(Vec::new(), RW), Err(Error::Range { what: "length", value: 0, .. })));
+    let region = pd.allocate(16, RW).unwrap();
+    assert!(matches!(region.sge(8..17), Err(Error::OutOfBounds { end: 17, length: 16, .. })));
+    assert!(matches!(region.write(usize::MAX, &[1, 2]), Err(Error::OutOfBounds { .. })));
+    assert!(region.sge(16..16).is_ok());
+}
+
+#[test]
+fn objects_of_two_contexts_do_not_mix() {
+    let world = World::new(2);
+    let (a, b) = (world.open(0), world.open(1));
+    let cq = b.create_cq(1, None).unwrap();
+    let error = a.alloc_pd().unwrap().create_qp(&QpInit::rc(&cq, &cq)).expect_err("another card's CQ");
+    assert!(matches!(error, Error::Foreign { what: "the send CQ", .. }));
+    let channel = b.create_comp_channel().unwrap();
+    assert!(matches!(a.create_cq(1, Some(&channel)), Err(Error::Foreign { .. })));
+}
+
+#[test]
+fn sizes_are_checked_on_both_sides_of_each_limit() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(Attributes::MAX_CQE, None).expect("the deepest");
+    assert_eq!(cq.entries(), Attributes::MAX_CQE);
+    assert!(matches!(context.create_cq(Attributes::MAX_CQE + 1, None), Err(Error::Range { .. })));
+    assert!(matches!(context.create_cq(0, None), Err(Error::Range { .. })));
+    for wanted in [1, 2, 3, 4, 100] {
+        assert!(context.create_cq(wanted, None).unwrap().entries() >= wanted);
+    }
+    let init = QpInit::rc(&cq, &cq);
+    let good = QpInit { max_send_wr: Attributes::MAX_QP_WR, max_send_sge: 4, max_inline: 64, ..init };
+    assert_eq!(pd.create_qp(&good).unwrap().send_depth(), 32768);
+    for bad in [
+        QpInit { max_send_wr: 0, ..init },
+        QpInit { max_recv_wr: Attributes::MAX_QP_WR + 1, ..init },
+        QpInit { max_send_sge: 5, ..init },
+        QpInit { max_recv_sge: 5, ..init },
+        QpInit { max_inline: 65, ..init },
+    ] {
+        assert!(matches!(pd.create_qp(&bad), Err(Error::Range { .. })), "{bad:?}");
+    }
+    let other = QpInit { transport: Transport::Ud, ..init };
+    assert!(matches!(pd.create_qp(&other), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn modify_needs_exactly_the_transitions_attributes_and_changes_nothing_otherwise() {
+    let world = World::new(2);
+    let (a, b) = (End::new(&world.open(0), |init| init), End::new(&world.open(1), |init| init));
+    let attr = |state| QpAttr {
+        state,
+        dest_qpn: b.qp.number(),
+        av: AddressVector::to(b.context.gids()[0]),
+        access: Access::REMOTE_WRITE,
+        ..QpAttr::default()
+    };
+    let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let error = a.qp.modify(&attr(QpState::Init), init - AttrMask::PORT).expect_err("PORT is required");
+    assert!(error.to_string().contains("missing AttrMask(PORT)"), "{error}");
+    let error =
+        a.qp.modify(&attr(QpState::Init), init | AttrMask::QKEY).expect_err("QKEY is another transport's");
+    assert!(error.to_string().contains("not allowed AttrMask(QKEY)"), "{error}");
+    assert!(matches!(a.qp.modify(&attr(QpState::Rts), AttrMask::STATE), Err(Error::Transition { .. })));
+    assert_eq!(a.qp.state(), QpState::Reset);
+    a.qp.modify(&attr(QpState::Init), init).expect("all of them");
+    let rtr = AttrMask::STATE
+        | AttrMask::AV
+        | AttrMask::PATH_MTU
+        | AttrMask::DEST_QPN
+        | AttrMask::RQ_PSN
+        | AttrMask::MAX_DEST_RD_ATOMIC
+        | AttrMask::MIN_RNR_TIMER;
+    let unknown = QpAttr { av: AddressVector::to(Ipv4Addr::new(10, 9, 9, 9).into()), ..attr(QpState::Rtr) };
+    assert!(matches!(a.qp.modify(&unknown, rtr), Err(Error::NoNeighbour { .. })));
+    let timer = QpAttr { min_rnr_timer: 32, ..attr(QpState::Rtr) };
+    assert!(matches!(a.qp.modify(&timer, rtr), Err(Error::Range { what: "min_rnr_timer", value: 32, .. })));
+    assert_eq!(a.qp.state(), QpState::Init);
+    a.qp.modify(&QpAttr { rq_psn: 0xff12_3456, ..attr(QpState::Rtr) }, rtr).expect("good");
+    let context = world.cards()[0].qp_context(a.qp.number()).expect("it exists");
+    assert_eq!((context.rights.rq_psn, context.path.dest_mac), (0x12_3456, 0x0200_0000_000b));
+    assert_eq!(context.addresses.dest_gid, 0xffff_0a00_0002);
+    let live = a.qp.query().expect("it exists");
+    assert_eq!((live.state, live.rq_psn, live.dest_qpn), (QpState::Rtr, 0x12_3456, b.qp.number()));
+    assert!(matches!(a.qp.post_send(&[]), Err(Error::State { state: QpState::Rtr, .. })));
+}
+
+#[test]
+fn an_armed_cq_tells_its_channel_once() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let channel = context.create_comp_channel().unwrap();
+    let cq = context.create_cq(16, Some(&channel)).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let qp = pd.create_qp(&QpInit::rc(&cq, &cq)).unwrap();
+    let own = exchange::Endpoint { qpn: qp.number(), psn: 5, gid: context.gids()[0] };
+    qp.connect(&own, 5, PathMtu::Mtu256, Access::REMOTE_WRITE).unwrap();
+    let memory = pd.allocate(64, RW).unwrap();
+    let sges = [memory.sge(0..8).unwrap()];
+    let write = || qp.post_send(&[SendWr::write(1, &sges, memory.addr(), memory.rkey()).signaled()]).unwrap();
+    let now = || channel.wait(Some(Duration::ZERO)).expect("no error");
+    write();
+    assert_eq!(now(), None, "not armed");
+    cq.request_notify(false).unwrap();
+    assert_eq!(now(), None, "what came before tells nothing");
+    write();
+    write();
+    assert_eq!(channel.wait(Some(SOON)).unwrap(), Some(CqEvent { cqn: cq.number() }));
+    assert_eq!(now(), None, "once");
+    assert_eq!(End::drain(&cq).len(), 3);
+    cq.request_notify(true).unwrap();
+    write();
+    assert_eq!(now(), None, "not solicited");
+    qp.post_recv(&[RecvWr::new(2, &[memory.sge(32..40).unwrap()])]).unwrap();
+    qp.post_send(&[SendWr::send(3, &sges).solicited()]).unwrap();
+    assert_eq!(now(), Some(CqEvent { cqn: cq.number() }));
+    let silent = context.create_cq(1, None).unwrap();
+    assert!(matches!(silent.request_notify(false), Err(Error::Unsupported { .. })));
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_waiter_on_a_channel_wakes_when_its_qp_fails_without_a_completion() {
+    let world = World::new(2);
+    let (a, context) = (End::new(&world.open(0), |init| init), world.open(1));
+    let channel = context.create_comp_channel().unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let (cq, recv_cq) =
+        (context.create_cq(16, None).unwrap(), context.create_cq(16, Some(&channel)).unwrap());
+    let qp = pd.create_qp(&QpInit::rc(&cq, &recv_cq)).unwrap();
+    let b = End { context, pd, cq, recv_cq, qp };
+    connect(&a, &b);
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    b.qp.post_recv(&[RecvWr::new(1, &[target.sge(0..8).unwrap()])]).unwrap();
+    b.recv_cq.request_notify(false).unwrap();
+    // a WRITE with a bad key consumes no receive: the card tells by an asynchronous event alone
+    a.qp.post_send(&[SendWr::write(2, &[memory.sge(0..8).unwrap()], target.addr(), 0xffff_ff00)]).unwrap();
+    assert_eq!(channel.wait(Some(SOON)).unwrap(), Some(CqEvent { cqn: b.recv_cq.number() }));
+    assert_eq!(b.received(), [(1, WcStatus::WrFlushErr)]);
+    // armed in ERR, the next flushed request tells again
+    b.recv_cq.request_notify(false).unwrap();
+    assert_eq!(channel.wait(Some(Duration::ZERO)).unwrap(), None);
+    b.qp.post_recv(&[RecvWr::new(3, &[])]).unwrap();
+    assert_eq!(channel.wait(Some(SOON)).unwrap(), Some(CqEvent { cqn: b.recv_cq.number() }));
+    assert_eq!(b.received(), [(3, WcStatus::WrFlushErr)]);
+}
+
+#[test]
+fn a_cq_holds_what_it_promised_and_an_overflow_is_an_error() {
+    let (world, a, b) = connected();
+    let cq = a.context.create_cq(5, None).unwrap();
+    let qp = a.pd.create_qp(&QpInit::rc(&cq, &cq)).unwrap();
+    let peer = End::new(&b.context, |init| init);
+    let end =
+        |qp: &Qp, context: &Context| exchange::Endpoint { qpn: qp.number(), psn: 0, gid: context.gids()[0] };
+    qp.connect(&end(&peer.qp, &b.context), 0, PathMtu::Mtu1024, Access::empty()).unwrap();
+    peer.qp.connect(&end(&qp, &a.context), 0, PathMtu::Mtu1024, Access::REMOTE_WRITE).unwrap();
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), peer.pd.allocate(8, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap()];
+    let write =
+        |id| qp.post_send(&[SendWr::write(id, &sges, target.addr(), target.rkey()).signaled()]).unwrap();
+    // one at a time, the card always knows of enough room
+    for id in 0..100 {
+        write(id);
+        assert_eq!(End::drain(&cq), [(id, WcStatus::Success)]);
+    }
+    for id in 0..u64::from(cq.entries()) {
+        write(id);
+    }
+    assert_eq!(End::drain(&cq).len(), cq.entries() as usize);
+    for id in 0..9 {
+        write(id);
+    }
+    let mut entries = [Completion::default(); 16];
+    assert_eq!(cq.poll(&mut entries).unwrap(), 8, "the ring's eight are told");
+    assert!(matches!(cq.poll(&mut entries), Err(Error::CqOverflow { cqn }) if cqn == cq.number()));
+    let notice = a.context.async_event(Some(Duration::ZERO)).unwrap();
+    assert_eq!(notice, Some(AsyncNotice { event: AsyncEvent::CqErr, object: cq.number() }));
+    assert_eq!(a.context.device().rejects().unwrap()[Reject::CqOverflow as usize].1, 1);
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_silent_card_is_an_error_within_the_bound() {
+    let world = World::new(1);
+    let device = Device::new(world.backend(0)).unwrap();
+    let options = Options { command_timeout: Duration::from_millis(20), ..Options::default() };
+    let context = Context::start(device, &options).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let kept = pd.allocate(16, RW).unwrap();
+    world.cards()[0].mute = true;
+    let error = pd.allocate(16, RW).expect_err("no answer").to_string();
+    assert!(error.starts_with("soft:card0: CreateMr on object 1: no response within 2"), "{error}");
+    assert!(matches!(pd.allocate(16, RW), Err(Error::CommandQueueDead { .. })));
+    let mapped = world.cards()[0].mapped_bytes();
+    drop(kept);
+    assert_eq!(world.cards()[0].mapped_bytes(), mapped, "memory the card may still reach stays mapped");
+    drop(pd);
+    context.close().expect("a reset ends it");
+    assert_eq!(world.cards()[0].mapped_bytes(), 0);
+}
+
+#[test]
+fn a_forgotten_region_lives_until_the_context_closes() {
+    let (world, a, b) = connected();
+    let target = b.pd.register(vec![0u8; 16], RW).unwrap();
+    let (addr, rkey) = (target.addr(), target.rkey());
+    std::mem::forget(target);
+    let memory = a.pd.allocate(16, RW).unwrap();
+    a.qp.post_send(&[SendWr::write(1, &[memory.sge(0..16).unwrap()], addr, rkey).signaled()]).unwrap();
+    assert_eq!(a.sent(), [(1, WcStatus::Success)]);
+    world.assert_no_faults();
+    let qp = b.qp;
+    b.context.close().expect("closes");
+    assert!(matches!(qp.post_recv(&[]), Err(Error::Closed { .. })));
+    assert_eq!(world.cards()[1].objects(), [0; 4]);
+}
+
+/// Objects and mapped bytes of a card.
+fn left(world: &World, index: usize) -> ([usize; 4], u64) {
+    let cards = world.cards();
+    (cards[index].objects(), cards[index].mapped_bytes())
+}
+
+#[test]
+fn dropping_everything_leaves_an_empty_card() {
+    let (world, a, b) = connected();
+    let channel = a.context.create_comp_channel().unwrap();
+    let cq = a.context.create_cq(8, Some(&channel)).unwrap();
+    let memory = a.pd.allocate(100_000, RW).unwrap();
+    assert_eq!(world.cards()[0].objects(), [1, 1, 3, 2]);
+    // the CQ keeps its channel; destruction runs in the card's order
+    drop(channel);
+    drop(cq);
+    drop(memory);
+    assert_eq!(world.cards()[0].objects(), [1, 0, 2, 1]);
+    drop(a.cq);
+    drop(a.recv_cq);
+    assert_eq!(world.cards()[0].objects(), [1, 0, 2, 1], "a QP keeps its CQs");
+    drop(a.qp);
+    assert_eq!(world.cards()[0].objects(), [0, 0, 0, 1]);
+    drop(a.pd);
+    drop(a.context);
+    assert_eq!(left(&world, 0), ([0; 4], 0));
+    drop(b);
+    assert_eq!(left(&world, 1), ([0; 4], 0));
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_forked_child_gets_an_error_and_the_parent_keeps_all() {
+    let (world, a, b) = connected();
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap()];
+    let write = [SendWr::write(1, &sges, target.addr(), target.rkey()).signaled()];
+    // SAFETY: the child only calls the driver, which refuses before it allocates or locks, and _exit
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let refused = matches!(a.qp.post_send(&write), Err(Error::Forked { .. }))
+            && matches!(a.cq.poll(&mut []), Err(Error::Forked { .. }))
+            && matches!(a.pd.allocate(1, RW), Err(Error::Forked { .. }))
+            && matches!(a.qp.query(), Err(Error::Forked { .. }));
+        // dropping in the child must not touch the card either
+        drop(a);
+        // SAFETY: ends the child without running the test harness
+        unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: `pid` is the child made above
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child was refused everywhere");
+    a.qp.post_send(&write).expect("the parent goes on");
+    assert_eq!(a.sent(), [(1, WcStatus::Success)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn qp_and_cq_move_between_threads() {
+    fn sendable<T: Send>(_: &T) {}
+    let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 32, ..init });
+    sendable(&a.qp);
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    let (addr, rkey) = (target.addr(), target.rkey());
+    let (qp, cq) = (a.qp, a.cq);
+    // one thread posts, another polls
+    let poster = std::thread::spawn(move || {
+        let sges = [memory.sge(0..8).unwrap()];
+        let mut posted = 0u64;
+        while posted < 5000 {
+            match qp.post_send(&[SendWr::write(posted, &sges, addr, rkey).signaled()]) {
+                Ok(()) => posted += 1,
+                Err(Error::QueueFull { .. }) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        (qp, memory)
+    });
+    for id in 0..5000 {
+        let completion = cq.poll_wait(SOON).expect("no error").expect("in time");
+        assert_eq!((completion.wr_id, completion.status), (id, WcStatus::Success));
+    }
+    poster.join().expect("no panic");
+    world.assert_no_faults();
+}

@@ -1,0 +1,490 @@
+//! The room: cards, the wire between them, and the one clock that all share.
+//!
+//! ```text
+//!  card 0 ──▶ Wire (side A) ──▶ card 1, or a plain-Rust endpoint (crate peer)
+//!         ◀──               ◀──
+//! ```
+//!
+//! In: limits of time, and what happens meanwhile to hosts and wire. Out: everything that a run leaves behind: memory,
+//! events, violations, a capture of both ends, TLP logs, waves. Time is simulated, in ps, and only goes forward:
+//! [`Room::run_until`] and its siblings step from clock edge to clock edge while any card is awake, and jump to the
+//! next thing that is due while all sleep. Deterministic: the same calls and seeds give the same cycles, frames and TLPs.
+//!
+//! Never: it does not sleep, read the machine's clock, or use a thread.
+
+use crate::{
+    Error,
+    capture::Capture,
+    card::{CORE_PERIOD, Card, CardConfig, CardModel, LINE_PERIOD, Violation},
+    wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, line_time},
+};
+use pcie_sim::{Iommu, RootComplex, Time, TlpRecord};
+use peer::Endpoint;
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+/// Rate of the line in bits per second.
+pub const LINE_RATE: u64 = 10_000_000_000;
+/// TLP records that are gathered before they go to the log's file.
+const LOG_BATCH: usize = 4096;
+/// "No such instant."
+const NEVER: u64 = u64::MAX;
+
+/// What a room is.
+#[derive(Clone, Debug)]
+pub struct RoomConfig {
+    /// One or two cards; the first is at side A of the wire.
+    pub cards: Vec<CardConfig>,
+    /// The wire. Its seed is the room's.
+    pub wire: wire::Config,
+    /// Seed of everything random.
+    pub seed: u64,
+}
+
+impl RoomConfig {
+    /// So many example cards on a clean wire.
+    pub fn example(cards: usize, seed: u64) -> Self {
+        Self { cards: (0..cards).map(CardConfig::example).collect(), wire: wire::Config::default(), seed }
+    }
+}
+
+/// A plain-Rust endpoint at side B.
+struct Peer {
+    endpoint: Endpoint,
+    /// Frames under way to it, each complete at its time.
+    arriving: VecDeque<(u64, Frame)>,
+    /// When its line is free.
+    free: u64,
+    /// It may have something to send.
+    eager: bool,
+}
+
+impl Peer {
+    fn due(&self) -> u64 {
+        let arrival = self.arriving.front().map_or(NEVER, |(end, _)| *end);
+        let timer = self.endpoint.next_timeout().unwrap_or(NEVER);
+        let sending = if self.eager { self.free } else { NEVER };
+        arrival.min(timer).min(sending)
+    }
+}
+
+/// A frame as it passed an end of the wire.
+#[derive(Clone, Debug)]
+pub struct Sight {
+    /// The end at which it was sent.
+    pub from: Side,
+    /// The frame, with its FCS.
+    pub frame: Frame,
+    /// The wire lost it.
+    pub lost: bool,
+}
+
+struct TlpLog {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+/// Cards, wire, clock.
+pub struct Room {
+    cards: Vec<Card>,
+    peer: Option<Peer>,
+    wire: Wire,
+    wire_due: u64,
+    now: u64,
+    next_core: u64,
+    next_line: u64,
+    capture: Option<Capture>,
+    logs: Vec<Option<TlpLog>>,
+    sights: Option<Vec<Sight>>,
+    seed: u64,
+}
+
+impl Room {
+    /// A room whose cards have come out of their power-on reset.
+    ///
+    /// # Errors
+    /// No card or more than two, a model that cannot be used, a card that does not come to rest.
+    pub fn new(model: &CardModel, config: RoomConfig) -> Result<Self, Error> {
+        if config.cards.is_empty() || config.cards.len() > 2 {
+            return Err(Error::Cards(config.cards.len()));
+        }
+        let seed = config.seed;
+        let cards: Vec<Card> = config
+            .cards
+            .into_iter()
+            .enumerate()
+            .map(|(i, card)| Card::new(model, card, seed.wrapping_add(i as u64)))
+            .collect::<Result<_, _>>()?;
+        let logs = cards.iter().map(|_| None).collect();
+        Ok(Self {
+            cards,
+            peer: None,
+            wire: Wire::new(&wire::Config { seed, ..config.wire }),
+            wire_due: NEVER,
+            now: 0,
+            next_core: CORE_PERIOD,
+            next_line: LINE_PERIOD,
+            capture: None,
+            logs,
+            sights: None,
+            seed,
+        })
+    }
+
+    /// Runs until every card is out of its reset.
+    ///
+    /// # Errors
+    /// A card is not quiet in a million clocks, or its model stopped.
+    pub fn power_on(&mut self) -> Result<(), Error> {
+        while self.cards.iter().any(|card| !card.is_running()) {
+            self.step(NEVER)?;
+            if let Some((card, clocks)) =
+                self.cards.iter().find_map(|card| Some((card, card.is_stuck_in_reset()?)))
+            {
+                return Err(Error::NeverQuiet { card: card.config().name.clone(), clocks });
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a plain-Rust endpoint at side B, in place of a second card.
+    ///
+    /// # Panics
+    /// Side B has a card.
+    pub fn attach_peer(&mut self, endpoint: Endpoint) {
+        assert!(self.cards.len() == 1, "side B of the wire has a card");
+        self.peer = Some(Peer { endpoint, arriving: VecDeque::new(), free: self.now, eager: true });
+    }
+
+    /// The plain-Rust endpoint acts: it may have something to send afterwards.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn peer(&mut self) -> &mut Endpoint {
+        let peer = self.peer.as_mut().expect("a peer was attached");
+        peer.eager = true;
+        &mut peer.endpoint
+    }
+
+    /// Simulated time in ps.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Seed of everything random.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The cards.
+    pub fn cards(&self) -> &[Card] {
+        &self.cards
+    }
+
+    /// A card.
+    pub fn card(&mut self, index: usize) -> &mut Card {
+        &mut self.cards[index]
+    }
+
+    /// The host of a card acts on its root complex now.
+    pub fn host<R>(&mut self, card: usize, act: impl FnOnce(&mut RootComplex<Iommu>, Time) -> R) -> R {
+        let now = self.now;
+        self.cards[card].host(now, act)
+    }
+
+    /// The wire.
+    pub fn wire(&self) -> &Wire {
+        &self.wire
+    }
+
+    /// Changes the wire: rules, faults.
+    pub fn change_wire<R>(&mut self, change: impl FnOnce(&mut Wire, u64) -> R) -> R {
+        let result = change(&mut self.wire, self.now);
+        self.wire_changed();
+        result
+    }
+
+    /// Captures both ends of the wire into `path` (`-`: live, to stdout).
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn capture(&mut self, path: &Path) -> Result<(), Error> {
+        let mut names: Vec<&str> = self.cards.iter().map(|card| card.config().name.as_str()).collect();
+        if self.peer.is_some() {
+            names.push("peer");
+        }
+        self.capture = Some(Capture::create(path, &names)?);
+        Ok(())
+    }
+
+    /// Logs every TLP of a card as CSV.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn log_tlps(&mut self, card: usize, path: &Path) -> Result<(), Error> {
+        let refuse = |source| Error::File { path: path.into(), source };
+        let mut file = BufWriter::new(File::create(path).map_err(refuse)?);
+        writeln!(file, "{}", TlpRecord::CSV_HEADER).map_err(refuse)?;
+        self.host(card, |root, _| root.set_log(true));
+        self.logs[card] = Some(TlpLog { path: path.into(), file });
+        Ok(())
+    }
+
+    /// Writes waves of a card.
+    ///
+    /// # Errors
+    /// The model is not a traced one, or the file cannot be created.
+    pub fn trace(&mut self, card: usize, path: &Path) -> Result<(), Error> {
+        self.cards[card].trace(path)
+    }
+
+    /// Remembers every frame from now on, for [`Room::sights`].
+    pub fn remember_frames(&mut self) {
+        self.sights.get_or_insert_default();
+    }
+
+    /// The frames that were sent since [`Room::remember_frames`], in order of their ends.
+    pub fn sights(&self) -> &[Sight] {
+        self.sights.as_deref().unwrap_or(&[])
+    }
+
+    /// The rules that a card broke at its pins, since they were last taken.
+    pub fn take_violations(&mut self, card: usize) -> Vec<Violation> {
+        self.cards[card].take_violations()
+    }
+
+    /// Brings capture, logs and waves up to date on disk.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        if let Some(capture) = &mut self.capture {
+            capture.advance(self.now)?;
+        }
+        for card in 0..self.cards.len() {
+            self.write_log(card)?;
+            if let Some(log) = &mut self.logs[card] {
+                log.file.flush().map_err(|source| Error::File { path: log.path.clone(), source })?;
+            }
+            self.cards[card].flush_trace();
+        }
+        Ok(())
+    }
+
+    /// Flushes, and ends the capture.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        self.flush()?;
+        if let Some(capture) = self.capture.take() {
+            capture.finish()?;
+        }
+        Ok(())
+    }
+
+    fn write_log(&mut self, card: usize) -> Result<(), Error> {
+        let Some(log) = &mut self.logs[card] else { return Ok(()) };
+        for record in self.cards[card].host(self.now, |root, _| root.take_log()) {
+            writeln!(log.file, "{record}")
+                .map_err(|source| Error::File { path: log.path.clone(), source })?;
+        }
+        Ok(())
+    }
+
+    // ---- time
+
+    /// When something happens next by itself: now while a card is awake, later while all sleep; `None`: never.
+    pub fn next_event(&self) -> Option<u64> {
+        let mut due = self.wire_due.min(self.peer.as_ref().map_or(NEVER, Peer::due));
+        for card in &self.cards {
+            due = due.min(card.due().unwrap_or(self.now));
+        }
+        (due != NEVER).then(|| due.max(self.now))
+    }
+
+    /// Whether every card sleeps and nothing is under way between them; deadlines may be armed.
+    pub fn is_quiet(&self) -> bool {
+        self.cards.iter().all(Card::is_asleep)
+            && self.wire_due == NEVER
+            && self.peer.as_ref().is_none_or(|p| !p.eager)
+    }
+
+    /// Lets time pass until `limit` ps.
+    ///
+    /// # Errors
+    /// A model stopped, or a file cannot be written.
+    pub fn run_to(&mut self, limit: u64) -> Result<(), Error> {
+        while self.now < limit {
+            self.step(limit)?;
+        }
+        Ok(())
+    }
+
+    /// Lets so many ps pass.
+    ///
+    /// # Errors
+    /// As [`Room::run_to`].
+    pub fn run_for(&mut self, span: u64) -> Result<(), Error> {
+        self.run_to(self.now.saturating_add(span))
+    }
+
+    /// Lets time pass until `done` says so, asked between edges at least every 64 core clocks and before every jump; false
+    /// if `limit` came first.
+    ///
+    /// # Errors
+    /// As [`Room::run_to`].
+    pub fn run_until(&mut self, limit: u64, mut done: impl FnMut(&mut Room) -> bool) -> Result<bool, Error> {
+        loop {
+            if done(self) {
+                return Ok(true);
+            }
+            if self.now >= limit {
+                return Ok(false);
+            }
+            let until = (self.now + 64 * CORE_PERIOD).min(limit);
+            if self.cards.iter().all(Card::is_asleep) {
+                self.step(limit)?;
+            }
+            while self.now < until && self.cards.iter().any(|card| !card.is_asleep()) {
+                self.step(until)?;
+            }
+        }
+    }
+
+    /// Lets time pass until nothing happens any more, or until `limit`; tells which.
+    ///
+    /// # Errors
+    /// As [`Room::run_to`].
+    pub fn run_until_idle(&mut self, limit: u64) -> Result<bool, Error> {
+        self.run_until(limit, |room| room.next_event().is_none())
+    }
+
+    /// One instant: the next clock edge if a card is awake, else a jump to what is due next. Not beyond `limit`.
+    fn step(&mut self, limit: u64) -> Result<(), Error> {
+        if self.cards.iter().all(Card::is_asleep) {
+            let due = self.next_event().unwrap_or(NEVER);
+            // The clocks stand still meanwhile; the next edges keep their phase.
+            let to = due.min(limit);
+            let align = |period: u64, next: u64| to.div_ceil(period).saturating_mul(period).max(next);
+            (self.next_core, self.next_line) =
+                (align(CORE_PERIOD, self.next_core), align(LINE_PERIOD, self.next_line));
+            if due > limit {
+                self.now = self.now.max(limit);
+                return Ok(());
+            }
+        }
+        let at = self.next_core.min(self.next_line);
+        if at > limit {
+            self.now = self.now.max(limit);
+            return Ok(());
+        }
+        self.now = at;
+        let (core, line) = (at == self.next_core, at == self.next_line);
+        if core {
+            self.next_core += CORE_PERIOD;
+        }
+        if line {
+            self.next_line += LINE_PERIOD;
+        }
+        if self.wire_due <= at {
+            self.deliver();
+        }
+        if self.peer.is_some() {
+            self.serve_peer();
+        }
+        for index in 0..self.cards.len() {
+            let card = &mut self.cards[index];
+            if card.is_asleep() {
+                card.rest(at);
+                if card.is_asleep() {
+                    continue;
+                }
+            }
+            let frame = card.edge(at, core, line)?;
+            if let Some(frame) = frame {
+                self.send(index, frame)?;
+            }
+            if self.logs[index].is_some() && self.cards[index].root().log().len() >= LOG_BATCH {
+                self.write_log(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wire_changed(&mut self) {
+        self.wire_due = self.wire.next_due().unwrap_or(NEVER);
+    }
+
+    /// A frame leaves the card, or the peer, at that end.
+    fn send(&mut self, end: usize, frame: Frame) -> Result<(), Error> {
+        let from = Side::BOTH[end];
+        let fault = self.wire.send(from, frame.clone());
+        if let Some(capture) = &mut self.capture {
+            capture.sent(end, &frame, fault);
+            capture.advance(self.now.saturating_sub(LINE_PERIOD))?;
+        }
+        if let Some(sights) = &mut self.sights {
+            sights.push(Sight { from, frame, lost: matches!(fault, Some(Fault::Dropped { .. })) });
+        }
+        self.wire_changed();
+        Ok(())
+    }
+
+    /// Frames that leave the wire now.
+    fn deliver(&mut self) {
+        for side in Side::BOTH {
+            while let Some(delivery) = self.wire.receive(side, self.now) {
+                let end = side.index();
+                if let Some(capture) = &mut self.capture
+                    && (end < self.cards.len() || self.peer.is_some())
+                {
+                    capture.received(end, &delivery);
+                }
+                match (self.cards.get_mut(end), &mut self.peer) {
+                    (Some(card), _) => card.receive(delivery.frame),
+                    (None, Some(peer)) => peer.arriving.push_back((delivery.frame.end, delivery.frame)),
+                    (None, None) => {}
+                }
+            }
+        }
+        self.wire_changed();
+    }
+
+    fn serve_peer(&mut self) {
+        let now = self.now;
+        let Some(peer) = &mut self.peer else { return };
+        if peer.due() > now {
+            return;
+        }
+        while let Some((_, frame)) = peer.arriving.pop_front_if(|(end, _)| *end <= now) {
+            if let Some(body) = frame.bytes.len().checked_sub(4).filter(|_| frame.fcs_is_good()) {
+                peer.endpoint.receive(now, &frame.bytes[..body]);
+            }
+            peer.eager = true;
+        }
+        if peer.endpoint.next_timeout().is_some_and(|due| due <= now) {
+            peer.endpoint.handle_timeout(now);
+            peer.eager = true;
+        }
+        if !peer.eager || peer.free > now {
+            return;
+        }
+        match peer.endpoint.poll_transmit(now) {
+            None => peer.eager = false,
+            Some(mut bytes) => {
+                bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
+                let check = fcs(&bytes);
+                bytes.extend_from_slice(&check);
+                let frame = Frame::new(bytes, now, LINE_RATE);
+                peer.free = frame.end + line_time(GAP_BYTES, LINE_RATE);
+                // A capture that cannot be written is told at the next frame of a card, or at the end.
+                let _ = self.send(1, frame);
+            }
+        }
+    }
+}

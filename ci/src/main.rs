@@ -13,6 +13,7 @@
 mod captures;
 mod demo;
 mod fresh;
+mod fuzz;
 mod generate;
 mod install;
 mod list;
@@ -54,6 +55,7 @@ pub const TASKS: &[Task] = &[
     captures::TASK,
     tools::TASK,
     synth::TASK,
+    fuzz::TASK,
     mutants::TASK,
     fresh::TASK,
 ];

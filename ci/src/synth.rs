@@ -61,7 +61,7 @@ pub fn synth(config: &str, update: bool) -> Result<Verdict> {
 }
 
 /// The Python with pyosys, made on first use and again when the pinned versions change; its path.
-fn venv() -> Result<PathBuf> {
+pub(crate) fn venv() -> Result<PathBuf> {
     let venv = run::target().join("venv");
     let python = venv.join("bin/python3");
     let pins = run::root().join("ci/tools/requirements.txt");

@@ -53,6 +53,12 @@ impl Bits {
     pub fn words(&self) -> &[u64] {
         &self.words
     }
+    pub(crate) fn is_zero(&self) -> bool {
+        self.words.iter().all(|w| *w == 0)
+    }
+    pub(crate) fn is_ones(&self) -> bool {
+        self.words.iter().map(|w| w.count_ones()).sum::<u32>() == self.width
+    }
     /// Bit `i`; bits past the width are zero.
     pub fn bit(&self, i: u32) -> bool {
         self.words.get(i as usize / 64).is_some_and(|w| w >> (i % 64) & 1 == 1)

@@ -11,6 +11,12 @@ pub(crate) fn module(m: &ModuleDef) -> Result<(), Error> {
     let fail = |rule, place, message: String| Err(Error { rule, module: m.name.clone(), message, place });
     order(m, &m.body)?;
     let assigned = targets(&m.body);
+    let mut touching: HashMap<Id, Vec<&Stmt>> = HashMap::new();
+    for s in &m.body {
+        for t in targets(std::slice::from_ref(s)).into_keys() {
+            touching.entry(t).or_default().push(s);
+        }
+    }
     for (id, node) in m.nodes.iter().enumerate() {
         if !matches!(node.kind, Kind::Wire) {
             continue;
@@ -20,7 +26,7 @@ pub(crate) fn module(m: &ModuleDef) -> Result<(), Error> {
         if !assigned.contains_key(&id) {
             return fail(Rule::Undriven, node.place, format!("nothing drives `{name}`"));
         }
-        if !complete(&m.body, id) {
+        if !touching[&id].iter().any(|s| complete(std::slice::from_ref(*s), id)) {
             return fail(
                 Rule::Latch,
                 node.place,
@@ -96,11 +102,10 @@ fn complete(block: &[Stmt], target: Id) -> bool {
 /// Loops and clock crossings of the whole design.
 pub(crate) fn design(d: &Design) -> Result<(), Error> {
     let flat = Flat::new(d);
-    flat.order()?;
-    crossings(&flat)
+    crossings(&flat, &flat.order()?)
 }
 
-fn crossings(flat: &Flat) -> Result<(), Error> {
+fn crossings(flat: &Flat, order: &[u32]) -> Result<(), Error> {
     let mut clocks: Vec<u32> = vec![];
     let mut bit = |clock: u32| {
         let i = clocks.iter().position(|c| *c == clock).unwrap_or_else(|| {
@@ -120,7 +125,7 @@ fn crossings(flat: &Flat) -> Result<(), Error> {
             _ => {}
         }
     }
-    for &id in &flat.order()? {
+    for &id in order {
         let mut s = sources[id as usize];
         flat.operands(id, |o| s |= sources[o as usize]);
         if let FlatKind::ReadNow { memory, .. } = flat.nodes[id as usize].kind {

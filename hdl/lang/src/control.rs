@@ -4,7 +4,7 @@ use crate::bits::Bits;
 use crate::elaborate::{amend, block, current_domain, fail, named_node, with};
 use crate::error::{Place, Rule};
 use crate::ir::{Arm, Kind, Stmt};
-use crate::sig::{Sig, index_width, lit};
+use crate::sig::{Sig, index_width};
 use std::marker::PhantomData;
 use std::panic::Location;
 
@@ -109,15 +109,38 @@ fn label<E: HwEnum>(name: &str) -> String {
     out
 }
 
+/// Makes the names of the codes known to the module.
+#[track_caller]
 fn declare<E: HwEnum>() {
-    with(|m| {
+    let place = Location::caller();
+    let result = with(|m| {
         for (_, name, code) in E::VARIANTS {
             let name = label::<E>(name);
-            if !m.def.constants.iter().any(|c| c.0 == name) {
-                m.def.constants.push((name, E::width(), *code));
+            match m.def.constants.iter().find(|c| c.0 == name) {
+                Some((_, width, known)) if (*width, *known) == (E::width(), *code) => {}
+                None if m.names.insert(name.clone()) => m.def.constants.push((name, E::width(), *code)),
+                _ => return Err(format!("`{name}` of enum {} names something else in this module", E::NAME)),
             }
         }
+        Ok(())
     });
+    result.unwrap_or_else(|message| fail(Rule::NameClash, place, message));
+}
+
+/// The constant `e` under its name.
+#[track_caller]
+fn code<E: HwEnum>(e: E) -> Sig {
+    let place = Location::caller();
+    let (width, code) = (E::width(), e.code());
+    let name = E::VARIANTS.iter().find(|v| v.2 == code).map(|v| label::<E>(v.1));
+    with(|m| {
+        let Some(id) = name.as_ref().and_then(|n| m.labels.get(n).copied()) else {
+            let s = m.node(Kind::Const(Bits::new(width, u128::from(code))), width, name.clone(), place);
+            m.labels.extend(name.map(|n| (n, s.id)));
+            return s;
+        };
+        Sig { id, width, module: m.uid }
+    })
 }
 
 impl<E: HwEnum> EnumSig<E> {
@@ -129,6 +152,7 @@ impl<E: HwEnum> EnumSig<E> {
         let kind = Kind::Reg {
             domain,
             reset: Some(Bits::new(E::width(), u128::from(reset.code()))),
+            reset_label: E::VARIANTS.iter().find(|v| v.2 == reset.code()).map(|v| label::<E>(v.1)),
             synchroniser: false,
         };
         EnumSig { sig: named_node(kind, E::width(), name, Location::caller()), phantom: PhantomData }
@@ -159,7 +183,7 @@ impl<E: HwEnum> EnumSig<E> {
     /// Holds `e`.
     #[track_caller]
     pub fn is(self, e: E) -> Sig {
-        self.sig.eq(e.code())
+        self.sig.eq(code(e))
     }
     /// Holds one of `some`.
     #[track_caller]
@@ -169,7 +193,7 @@ impl<E: HwEnum> EnumSig<E> {
     /// Becomes `e`.
     #[track_caller]
     pub fn set(self, e: E) {
-        self.sig.set(lit(E::width(), e.code()));
+        self.sig.set(code(e));
     }
     /// Takes the value of another signal of this enum.
     #[track_caller]
@@ -178,7 +202,9 @@ impl<E: HwEnum> EnumSig<E> {
     }
     /// Calls `f` once per variant: each records what applies while the signal holds it. `match` in `f` makes the
     /// choice exhaustive by rustc. A code that is no variant behaves as the last one.
+    #[track_caller]
     pub fn switch(self, mut f: impl FnMut(E)) {
+        self.sig.here(Location::caller());
         let arms = E::VARIANTS
             .iter()
             .map(|(e, name, code)| Arm { label: label::<E>(name), code: *code, body: block(|| f(*e)) })

@@ -52,8 +52,12 @@ pub(crate) struct Builder {
     pub def: ModuleDef,
     /// Open statement lists, innermost last.
     blocks: Vec<Vec<Stmt>>,
-    names: HashSet<String>,
+    pub names: HashSet<String>,
     scopes: Vec<String>,
+    /// Anonymous constants, constants of enums by label, and anonymous operators that exist.
+    pub constants: HashMap<Bits, Id>,
+    pub labels: HashMap<String, Id>,
+    pub operations: HashMap<(Op, Vec<Id>, u32), Id>,
     domains: Vec<usize>,
     implicit: Option<usize>,
 }
@@ -161,15 +165,20 @@ pub(crate) fn amend(f: impl FnOnce(&mut Stmt)) {
 }
 
 /// The current domain, made on first use.
+#[track_caller]
 pub(crate) fn current_domain() -> usize {
+    let place = Location::caller();
+    let clash = |name| format!("`{name}` is the implicit {name} of this module; name yours otherwise");
     with(|m| {
         if let Some(&d) = m.domains.last() {
-            return d;
+            return Ok(d);
         }
         if let Some(d) = m.implicit {
-            return d;
+            return Ok(d);
         }
-        let place = Location::caller();
+        if let Some(name) = ["clock", "reset"].into_iter().find(|n| m.names.contains(*n)) {
+            return Err(clash(name));
+        }
         let mut port = |name: &str| {
             m.names.insert(name.into());
             let s = m.node(Kind::Input, 1, Some(name.into()), place);
@@ -180,8 +189,9 @@ pub(crate) fn current_domain() -> usize {
         m.def.domains.push(DomainDef { clock, reset });
         let d = m.def.domains.len() - 1;
         m.implicit = Some(d);
-        d
+        Ok(d)
     })
+    .unwrap_or_else(|message| fail(Rule::NameClash, place, message))
 }
 
 impl Domain {
@@ -189,6 +199,8 @@ impl Domain {
     #[track_caller]
     pub fn new(clock: Sig, reset: Option<Sig>) -> Domain {
         let place = Location::caller();
+        clock.here(place);
+        reset.inspect(|r| r.here(place));
         if clock.width != 1 || reset.is_some_and(|r| r.width != 1) {
             fail(Rule::Width, place, "clock and reset are single bits");
         }
@@ -198,6 +210,7 @@ impl Domain {
         })
     }
     /// The implicit domain of this module: ports `clock` and `reset`.
+    #[track_caller]
     pub fn implicit() -> Domain {
         let index = current_domain();
         with(|m| Domain { index, module: m.uid })
@@ -212,7 +225,7 @@ impl Domain {
         let place = Location::caller();
         with(|m| match m.def.domains[self.index].reset {
             Some(id) => Sig { id, width: 1, module: m.uid },
-            None => m.node(Kind::Const(Bits::zero(1)), 1, None, place),
+            None => Sig { id: m.constant(Bits::zero(1), place), width: 1, module: m.uid },
         })
     }
     /// Registers, memory ports, assertions and child modules made in `f` use this domain.
@@ -271,6 +284,9 @@ fn define<M: Module>(module: &M, place: Place) -> usize {
             blocks: vec![vec![]],
             names: HashSet::new(),
             scopes: vec![],
+            constants: HashMap::new(),
+            labels: HashMap::new(),
+            operations: HashMap::new(),
             domains: vec![],
             implicit: None,
         });
@@ -318,7 +334,7 @@ pub fn instance<M: Module>(name: &str, module: &M) -> M::Io {
                 let d = &m.def.domains[d];
                 match implicit {
                     "clock" => d.clock,
-                    _ => d.reset.unwrap_or_else(|| m.node(Kind::Const(Bits::zero(1)), 1, None, place).id),
+                    _ => d.reset.unwrap_or_else(|| m.constant(Bits::zero(1), place)),
                 }
             });
             connections.insert(implicit.into(), id);
@@ -344,6 +360,7 @@ pub fn instance<M: Module>(name: &str, module: &M) -> M::Io {
 ///
 /// # Errors
 /// The first broken [`Rule`], with the source line.
+#[track_caller]
 pub fn elaborate<M: Module>(top: &M) -> Result<Design, Error> {
     let place = Location::caller();
     let outer = CONTEXT.with(|c| std::mem::take(&mut *c.borrow_mut()));
@@ -376,6 +393,7 @@ pub fn cover(name: &str, condition: Sig) {
     property(name, condition, true, Location::caller());
 }
 
+#[track_caller]
 fn property(name: &str, condition: Sig, cover: bool, place: Place) {
     if condition.width != 1 {
         fail(Rule::Width, place, "a property is a single bit");

@@ -129,7 +129,7 @@ impl Flat {
                 Kind::Const(c) => FlatKind::Const(c.clone()),
                 Kind::Input | Kind::Wire | Kind::InstanceOutput { .. } => FlatKind::Input,
                 Kind::Op(op, args) => FlatKind::Op(*op, args.iter().map(|a| base + a).collect()),
-                Kind::Reg { domain, reset, synchroniser } => {
+                Kind::Reg { domain, reset, synchroniser, .. } => {
                     let d = &m.domains[*domain];
                     FlatKind::Reg {
                         clock: base + d.clock,
@@ -146,7 +146,10 @@ impl Flat {
                     }
                 }
             };
-            let path = n.name.as_deref().map(join).unwrap_or_default();
+            let path = match (&n.kind, &n.name) {
+                (Kind::Const(_), _) | (_, None) => String::new(),
+                (_, Some(name)) => join(name),
+            };
             self.nodes.push(FlatNode { kind, width: n.width, path, module: index, place: n.place });
         }
         if let Some(bindings) = bindings {
@@ -268,22 +271,28 @@ impl Flat {
                     let mut keys: Vec<Id> = branches.iter().flat_map(|b| b.keys().copied()).collect();
                     keys.sort_unstable();
                     keys.dedup();
+                    // one comparison per arm, made when a target needs it
+                    let mut is: Vec<Option<u32>> = vec![None; arms.len()];
                     for k in keys {
                         let before = self.before(m, index, base, k, env);
                         let n = &m.nodes[k as usize];
                         let pick = |i: usize| branches[i].get(&k).copied().unwrap_or(before);
-                        let mut v = pick(arms.len() - 1);
+                        let last = pick(arms.len() - 1);
+                        let mut v = last;
                         for (i, arm) in arms.iter().enumerate().rev().skip(1) {
-                            let code = Bits::new(subject_width, u128::from(arm.code));
-                            let code = self.anonymous(FlatKind::Const(code), subject_width, index, n.place);
-                            let is = FlatKind::Op(Op::Eq, vec![base + subject, code]);
-                            let is = self.anonymous(is, 1, index, n.place);
-                            v = self.anonymous(
-                                FlatKind::Op(Op::Mux, vec![is, pick(i), v]),
-                                n.width,
-                                index,
-                                n.place,
-                            );
+                            // codes exclude each other: an arm that does what the last one does needs no choice
+                            if pick(i) == last {
+                                continue;
+                            }
+                            let is = *is[i].get_or_insert_with(|| {
+                                let code = Bits::new(subject_width, u128::from(arm.code));
+                                let code = FlatKind::Const(code);
+                                let code = self.anonymous(code, subject_width, index, n.place);
+                                let is = FlatKind::Op(Op::Eq, vec![base + subject, code]);
+                                self.anonymous(is, 1, index, n.place)
+                            });
+                            let choice = FlatKind::Op(Op::Mux, vec![is, pick(i), v]);
+                            v = self.anonymous(choice, n.width, index, n.place);
                         }
                         env.map.insert(k, v);
                     }

@@ -6,7 +6,7 @@ use crate::error::Place;
 
 pub(crate) type Id = u32;
 
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Op {
     And,
     Or,
@@ -33,12 +33,15 @@ pub(crate) enum Op {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
+    /// A constant; named if it is a variant of an enum.
     Const(Bits),
     Input,
     Wire,
     Reg {
         domain: usize,
         reset: Option<Bits>,
+        /// Name of the reset value of an enum.
+        reset_label: Option<String>,
         /// First flop of a synchroniser: may sample another clock.
         synchroniser: bool,
     },
@@ -165,6 +168,16 @@ pub enum Parameter {
     Number(i64),
     /// A string.
     Text(String),
+}
+
+impl std::fmt::Display for Parameter {
+    /// As a Verilog literal.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Parameter::Number(n) => write!(f, "{n}"),
+            Parameter::Text(t) => write!(f, "\"{}\"", t.replace('\\', "\\\\").replace('"', "\\\"")),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -2,6 +2,9 @@
 //!
 //! A synchronous read gives, one clock later, the word as it was *before* that clock's writes of the same domain
 //! (read-first; what block RAM does in every family). A combinational read is distributed RAM: keep it small.
+//!
+//! Of several writes of one clock to one word, the one of the port made last stays, lane by lane. At an address past
+//! the end a write does nothing; a read gives zero in simulation and anything at all in hardware.
 
 use crate::bits::Bits;
 use crate::elaborate::{claim, current_domain, fail, named_node, with};
@@ -61,7 +64,16 @@ impl Memory {
         self
     }
     /// Initial contents; missing words are zero.
+    #[track_caller]
     pub fn init(self, words: Vec<Bits>) -> Memory {
+        let place = Location::caller();
+        if let Some(odd) = words.iter().find(|w| w.width() != self.width) {
+            let text = format!("initial word of {} bits in a memory of {} bits", odd.width(), self.width);
+            fail(Rule::Width, place, text);
+        }
+        if words.len() > self.depth as usize {
+            fail(Rule::Width, place, format!("{} initial words for {}", words.len(), self.depth));
+        }
         with(|m| m.def.memories[self.index].init = Some(words));
         self
     }
@@ -81,6 +93,19 @@ impl Memory {
             fail(Rule::Width, place, format!("memory {what} of {} bits, wants {width}", sig.width));
         }
     }
+    /// An address of the right width that, if it is known, names a word.
+    #[track_caller]
+    fn expect_address(self, address: Sig) {
+        self.expect("address", address, self.address_width());
+        let constant = with(|m| match &m.def.nodes[address.id as usize].kind {
+            Kind::Const(at) => Some(at.low()),
+            _ => None,
+        });
+        if let Some(at) = constant.filter(|at| *at >= u64::from(self.depth)) {
+            let text = format!("word {at} of a memory of {} words", self.depth);
+            fail(Rule::Width, Location::caller(), text);
+        }
+    }
     /// Writes `data` at `address` where `enable`.
     #[track_caller]
     pub fn write(self, enable: Sig, address: Sig, data: Sig) {
@@ -95,7 +120,7 @@ impl Memory {
     #[track_caller]
     fn write_port(self, enable: Sig, address: Sig, data: Sig, lanes: Option<u32>) {
         self.expect("enable", enable, 1);
-        self.expect("address", address, self.address_width());
+        self.expect_address(address);
         self.expect("data", data, self.width);
         let domain = current_domain();
         let port = WritePort { domain, enable: enable.id, address: address.id, data: data.id, lanes };
@@ -115,7 +140,7 @@ impl Memory {
     }
     #[track_caller]
     fn read_port(self, name: &str, domain: Option<usize>, enable: Option<u32>, address: Sig) -> Sig {
-        self.expect("address", address, self.address_width());
+        self.expect_address(address);
         let port = with(|m| m.def.memories[self.index].reads.len());
         let kind = Kind::Read { memory: self.index, port };
         let out = named_node(kind, self.width, name, Location::caller());

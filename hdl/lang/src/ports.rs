@@ -4,7 +4,7 @@
 use crate::elaborate::{fail, named_node, with};
 use crate::error::{Place, Rule};
 use crate::ir::{Dir, Id, Kind, PortDef};
-use crate::sig::{Sig, cat, mux, reg, reg_init, wire};
+use crate::sig::{Sig, cat, mux, reg_at, wire};
 use std::collections::BTreeMap;
 use std::panic::Location;
 
@@ -34,17 +34,20 @@ pub trait Bundle: Clone {
     /// Wires of this shape.
     #[track_caller]
     fn wires(shape: &Self::Shape, name: &str) -> Self {
-        Self::build(shape, name, &mut |n, w| wire(n, w))
+        let place = Location::caller();
+        Self::build(shape, name, &mut |n, w| named_node(Kind::Wire, w, n, place))
     }
     /// Registers without reset.
     #[track_caller]
     fn regs(shape: &Self::Shape, name: &str) -> Self {
-        Self::build(shape, name, &mut |n, w| reg(n, w))
+        let place = Location::caller();
+        Self::build(shape, name, &mut |n, w| reg_at(n, w, None, place))
     }
     /// Registers that reset puts to zero.
     #[track_caller]
     fn regs_zero(shape: &Self::Shape, name: &str) -> Self {
-        Self::build(shape, name, &mut |n, w| reg_init(n, w, 0))
+        let place = Location::caller();
+        Self::build(shape, name, &mut |n, w| reg_at(n, w, Some(0), place))
     }
     /// Number of bits of the whole.
     fn total_width(shape: &Self::Shape) -> u32 {

@@ -22,10 +22,18 @@ pub trait ToSig {
     /// The signal, `width` bits wide if this is a literal.
     #[track_caller]
     fn to_sig(self, width: u32) -> Sig;
+    /// Whether this has no width of its own.
+    #[doc(hidden)]
+    fn is_literal(&self) -> bool {
+        true
+    }
 }
 impl ToSig for Sig {
     fn to_sig(self, _: u32) -> Sig {
         self
+    }
+    fn is_literal(&self) -> bool {
+        false
     }
 }
 macro_rules! literal { ($($t:ty),*) => { $(
@@ -58,8 +66,8 @@ pub fn lit(width: u32, value: u64) -> Sig {
 /// A constant of any width.
 #[track_caller]
 pub fn constant(value: Bits) -> Sig {
-    let width = value.width();
-    with(|m| m.node(Kind::Const(value), width, None, Location::caller()))
+    let (width, place) = (value.width(), Location::caller());
+    with(|m| Sig { id: m.constant(value, place), width, module: m.uid })
 }
 
 /// `0` as a single bit.
@@ -82,20 +90,23 @@ pub fn wire(name: &str, width: u32) -> Sig {
 /// A register without reset: keeps its value unless `set`.
 #[track_caller]
 pub fn reg(name: &str, width: u32) -> Sig {
-    let domain = current_domain();
-    named_node(Kind::Reg { domain, reset: None, synchroniser: false }, width, name, Location::caller())
+    reg_at(name, width, None, Location::caller())
 }
 
 /// A register that reset puts to `value`.
 #[track_caller]
 pub fn reg_init(name: &str, width: u32, value: u64) -> Sig {
-    let place = Location::caller();
-    if width < 64 && value >> width != 0 {
+    reg_at(name, width, Some(value), Location::caller())
+}
+
+#[track_caller]
+pub(crate) fn reg_at(name: &str, width: u32, reset: Option<u64>, place: Place) -> Sig {
+    if let Some(value) = reset.filter(|v| width < 64 && v >> width != 0) {
         fail(Rule::Literal, place, format!("reset value {value:#x} does not fit {width} bits"));
     }
     let domain = current_domain();
-    let reset = Some(Bits::new(width, u128::from(value)));
-    named_node(Kind::Reg { domain, reset, synchroniser: false }, width, name, place)
+    let reset = reset.map(|value| Bits::new(width, u128::from(value)));
+    named_node(Kind::Reg { domain, reset, reset_label: None, synchroniser: false }, width, name, place)
 }
 
 /// Two flops that bring the single bit `from` (or a Gray-coded word) into the current domain.
@@ -103,9 +114,11 @@ pub fn reg_init(name: &str, width: u32, value: u64) -> Sig {
 pub fn synchronise(name: &str, from: Sig) -> Sig {
     let place = Location::caller();
     let domain = current_domain();
-    let kind = Kind::Reg { domain, reset: Some(Bits::zero(from.width)), synchroniser: true };
+    let kind =
+        Kind::Reg { domain, reset: Some(Bits::zero(from.width)), reset_label: None, synchroniser: true };
     let meta = named_node(kind, from.width, &format!("{name}_meta"), place);
-    let kind = Kind::Reg { domain, reset: Some(Bits::zero(from.width)), synchroniser: false };
+    let kind =
+        Kind::Reg { domain, reset: Some(Bits::zero(from.width)), reset_label: None, synchroniser: false };
     let sync = named_node(kind, from.width, &format!("{name}_sync"), place);
     for s in [meta, sync] {
         s.attribute("ASYNC_REG", "TRUE");
@@ -137,7 +150,11 @@ fn op(op: Op, operands: &[Sig], width: u32) -> Sig {
     for s in operands {
         s.here(place);
     }
-    with(|m| m.node(Kind::Op(op, operands.iter().map(|s| s.id).collect()), width, None, place))
+    with(|m| Sig {
+        id: m.operation(op, operands.iter().map(|s| s.id).collect(), width, place),
+        width,
+        module: m.uid,
+    })
 }
 
 #[track_caller]
@@ -177,7 +194,12 @@ macro_rules! shift { ($($trait:ident $method:ident),*) => { $(
         type Output = Sig;
         #[track_caller]
         fn $method(self, by: Sig) -> Sig {
-            op(Op::$trait, &[self, by], self.width)
+            // simulators shift by at most 32 bits of amount; no signal is as long as more would need
+            let Some(far) = by.width.checked_sub(32).filter(|n| *n > 0) else {
+                return op(Op::$trait, &[self, by], self.width);
+            };
+            let near = op(Op::$trait, &[self, by.bits(0, 32)], self.width);
+            mux(by.bits(32, far).any(), constant(Bits::zero(self.width)), near)
         }
     }
 )* } }
@@ -318,7 +340,9 @@ impl Sig {
             {
                 return m.node(Kind::Op(Op::Extend, vec![self.id]), self.width, Some(name), place);
             }
-            m.def.nodes[self.id as usize].name = Some(name);
+            m.forget(self.id);
+            let node = &mut m.def.nodes[self.id as usize];
+            (node.name, node.place) = (Some(name), place);
             self
         })
     }
@@ -360,39 +384,18 @@ pub fn cat(parts: &[Sig]) -> Sig {
 
 /// `a` where `condition`, else `b`.
 #[track_caller]
-pub fn mux(condition: Sig, a: impl ToSig + Copy, b: impl ToSig + Copy) -> Sig
-where
-{
+pub fn mux(condition: Sig, a: impl ToSig + Copy, b: impl ToSig + Copy) -> Sig {
     // a literal takes its width from the other side
-    let wide = a.to_sig_or(b);
-    let (a, b) = wide;
+    let (a, b) = match (a.is_literal(), b.is_literal()) {
+        (false, _) => (a.to_sig(0), b.to_sig(a.to_sig(0).width)),
+        (true, false) => (a.to_sig(b.to_sig(0).width), b.to_sig(0)),
+        (true, true) => (a.to_sig(64), b.to_sig(64)),
+    };
     if condition.width != 1 {
         fail(Rule::Width, Location::caller(), format!("mux condition of {} bits", condition.width));
     }
     same(a, b, "mux");
     op(Op::Mux, &[condition, a, b], a.width)
-}
-
-trait Pair: ToSig + Sized {
-    #[track_caller]
-    fn to_sig_or<B: ToSig>(self, other: B) -> (Sig, Sig);
-}
-impl<A: ToSig> Pair for A {
-    #[track_caller]
-    fn to_sig_or<B: ToSig>(self, other: B) -> (Sig, Sig) {
-        // one of the two must be a signal; a literal asked for width 64 says so by its node
-        let a = self.to_sig(64);
-        let b = other.to_sig(a.width);
-        if a.width != b.width
-            && let Some(low) = with(|m| match &m.def.nodes[a.id as usize].kind {
-                Kind::Const(c) if c.width() == 64 => Some(c.low()),
-                _ => None,
-            })
-        {
-            return (lit(b.width, low), b);
-        }
-        (a, b)
-    }
 }
 
 /// `options[index]`; past the end, the last one.

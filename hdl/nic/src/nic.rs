@@ -31,8 +31,8 @@ use crate::tx::{
 };
 use contract::StageCounter;
 use hdl::{
-    Bits, Bundle, Domain, Module, Ports, Sig, Stream, all_of, any_of, cat, constant, high, instance, lit,
-    low, mux, reg_init, when, wire,
+    Bits, Bundle, Domain, Module, Ports, Sig, Stream, Width, all_of, any_of, cat, constant, high, instance,
+    lit, low, mux, reg_init, when, wire,
 };
 
 /// The card.
@@ -242,24 +242,35 @@ impl Nic {
         let complete = instance("complete", &Complete(c.clone()));
         let notify = instance("notify", &Notify(c.clone()));
 
+        // the edge to the PCIe core: every input meets a register first, so nothing inside depends on a pin at once
+        let pcie = PcieConfig::regs_zero(&(), "config");
+        pcie.assign(&io.pcie);
+        let rc = buffer("rc_slice", c, 2, &io.rc);
+        let cq =
+            Stream { valid: io.cq.valid, ready: io.cq.ready, data: cat(&[io.cq_bar, io.cq.data.to_bits()]) };
+        let width = Width(TlpBeat::total_width(c) + 3);
+        let cq = buffer("cq_slice", &width, 2, &cq);
+        io.cc.take(&buffer("cc_slice", c, 2, &bar.cc));
+
         // BARs
-        bar.cq.take(&io.cq);
-        bar.cq_bar.set(io.cq_bar);
-        io.cc.take(&bar.cc);
-        bar.completer_id.set(io.pcie.requester_id);
+        bar.cq.valid.set(cq.valid);
+        bar.cq.data.assign(&TlpBeat::from_bits(c, cq.data.bits(0, width.0 - 3)));
+        bar.cq_bar.set(cq.data.bits(width.0 - 3, 3));
+        cq.ready.set(bar.cq.ready);
+        bar.completer_id.set(pcie.requester_id);
         msix.access.take(&bar.msix);
         bar.msix_read.take(&msix.read);
-        msix.enable.set(io.pcie.msix_enable);
-        msix.mask.set(io.pcie.msix_mask);
+        msix.enable.set(pcie.msix_enable);
+        msix.mask.set(pcie.msix_mask);
         doorbell.write.take(&buffer("doorbell_queue", c, 16, &bar.doorbell));
 
         // PCIe
-        for (engine, from) in [(&read.pcie, &io.pcie), (&write.pcie, &io.pcie)] {
+        for (engine, from) in [(&read.pcie, &pcie), (&write.pcie, &pcie)] {
             engine.assign(from);
         }
         read.now.set(now);
         read.flr.set(io.flr);
-        read.rc.take(&io.rc);
+        read.rc.take(&rc);
         read.gather.take(&gather.request);
         read.fetch.take(&fetch.request);
         read.place.take(&place.read);
@@ -277,7 +288,7 @@ impl Nic {
         transmit.read.take(&read.request);
         transmit.posted_ok.set(io.posted_ok);
         transmit.nonposted_ok.set(io.nonposted_ok);
-        transmit.bus_master.set(io.pcie.bus_master);
+        transmit.bus_master.set(pcie.bus_master);
         io.rq.take(&transmit.rq);
         for (data, done) in [
             (&command.read_data, &command.read_done),
@@ -599,7 +610,9 @@ impl Nic {
             mac.idle,
             !io.rq.valid,
             !io.rc.valid,
+            !rc.valid,
             !io.cq.valid,
+            !cq.valid,
             !io.cc.valid,
         ]);
         // streams between idle stages move within a clock or two, the line's clocks within ten: 32 prove it

@@ -127,6 +127,8 @@ impl<'a> Source<'a> {
         // Lint belongs to whoever wrote the Verilog; here only errors stop, and warnings stay in verilator.log.
         let mut arguments = vec!["--cc", "-O3", "-Wno-fatal", "--timescale", "1ps/1ps", "--prefix", "Vmodel"];
         arguments.extend(["--x-assign", "fast", "--x-initial", "fast", "--output-split", OUTPUT_SPLIT]);
+        // It gets some exclusive ors wrong in 5.006, and later (Verilator's issues 4059, 4709, 5186).
+        arguments.push("-fno-const-bit-op-tree");
         arguments.extend(["--top-module", self.top]);
         if self.trace {
             arguments.push("--trace-fst");

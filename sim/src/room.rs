@@ -84,6 +84,9 @@ pub struct Sight {
     pub lost: bool,
 }
 
+/// Told of every frame that is sent: by which side, the frame, whether the wire lost it.
+pub type Watcher = Box<dyn FnMut(Side, &Frame, bool) + Send>;
+
 struct TlpLog {
     path: PathBuf,
     file: BufWriter<File>,
@@ -101,6 +104,7 @@ pub struct Room {
     capture: Option<Capture>,
     logs: Vec<Option<TlpLog>>,
     sights: Option<Vec<Sight>>,
+    watcher: Option<Watcher>,
     seed: u64,
     pub(crate) functions: Vec<Function>,
 }
@@ -134,6 +138,7 @@ impl Room {
             capture: None,
             logs,
             sights: None,
+            watcher: None,
             seed,
             functions,
         })
@@ -252,6 +257,11 @@ impl Room {
     /// Remembers every frame from now on, for [`Room::sights`].
     pub fn remember_frames(&mut self) {
         self.sights.get_or_insert_default();
+    }
+
+    /// Tells `watcher` of every frame from now on.
+    pub fn watch(&mut self, watcher: Option<Watcher>) {
+        self.watcher = watcher;
     }
 
     /// The frames that were sent since [`Room::remember_frames`], in order of their ends.
@@ -436,8 +446,12 @@ impl Room {
             capture.sent(end, &frame, fault);
             capture.advance(self.now.saturating_sub(LINE_PERIOD))?;
         }
+        let lost = matches!(fault, Some(Fault::Dropped { .. }));
+        if let Some(watcher) = &mut self.watcher {
+            watcher(from, &frame, lost);
+        }
         if let Some(sights) = &mut self.sights {
-            sights.push(Sight { from, frame, lost: matches!(fault, Some(Fault::Dropped { .. })) });
+            sights.push(Sight { from, frame, lost });
         }
         self.wire_changed();
         Ok(())

@@ -4,15 +4,21 @@
 //! verbena devinfo | counters      what the cards say of themselves
 //! verbena ping                    two processes, messages back and forth
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
+//! verbena sim                     simulated cards on a wire, for all of the above
+//! verbena demo                    all of it at once: a file crosses the wire between two simulated cards
 //! ```
 //!
 //! Data on stdout (`--json`: one JSON value), tracing on stderr (`VERBENA_LOG`, e.g. `host=debug`). Exit codes: 0 done,
 //! 1 failed, 2 usage, 3 no card or no permission, 4 card and driver do not match.
 
 mod connection;
+#[cfg(feature = "sim")]
+mod demo;
 mod info;
 mod mover;
 mod ping;
+#[cfg(feature = "sim")]
+mod sim;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -34,6 +40,12 @@ enum Command {
     Ping(ping::PingArgs),
     /// Move a file from one process to another by RDMA.
     Move(mover::MoveArgs),
+    /// Serve simulated cards on one wire until Ctrl-C.
+    #[cfg(feature = "sim")]
+    Sim(sim::SimArgs),
+    /// Move a file between two simulated cards, on a clean and on a lossy wire, and say how it went.
+    #[cfg(feature = "sim")]
+    Demo(demo::DemoArgs),
     /// Not built in.
     #[cfg(not(feature = "sim"))]
     #[command(hide = true, alias = "demo")]
@@ -57,6 +69,10 @@ fn main() -> ExitCode {
         Command::Counters(args) => info::counters(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Move(args) => mover::run(&args),
+        #[cfg(feature = "sim")]
+        Command::Sim(args) => sim::run(&args),
+        #[cfg(feature = "sim")]
+        Command::Demo(args) => demo::run(&args),
         #[cfg(not(feature = "sim"))]
         Command::Sim(_) => {
             Err(anyhow::anyhow!("the simulation is not built in; build with the feature `sim`"))

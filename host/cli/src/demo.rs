@@ -61,7 +61,7 @@ struct Tally {
     payload: u64,
     repeated: u64,
     lost: u64,
-    /// First data packet's start and last packet's end, in ps.
+    /// Start of the sender's first packet, end of the last one of its own or that acknowledges one, in ps.
     span: Option<(u64, u64)>,
     /// Highest PSN of requests, by sender and QP.
     highest: BTreeMap<(Side, u32), u32>,
@@ -87,10 +87,12 @@ impl Tally {
                 self.repeated += 1;
             }
         }
+        // From the sender's first packet to the last that it sends or that acknowledges it; the receiver's own notes are
+        // no part of the way of the file.
         match &mut self.span {
-            Some((_, last)) => *last = frame.end,
+            Some((_, last)) if (from == Side::A) == packet.aeth.is_none() => *last = frame.end,
             None if from == Side::A && packet.aeth.is_none() => self.span = Some((frame.start, frame.end)),
-            None => {}
+            _ => {}
         }
     }
 }
@@ -144,7 +146,7 @@ impl Drop for Driver {
 fn driver(run: &Path, card: usize, op: &str, file: &Path, way: [&str; 2]) -> anyhow::Result<Driver> {
     let program = std::env::current_exe().context("find this program")?;
     let child = Command::new(program)
-        .args(["move", "--json", "--timeout", "120", "--ack-timeout", "10"])
+        .args(["move", "--json", "--timeout", "120", "--ack-timeout", "8", "--slots", "64"])
         .args(["--mtu", &MTU.to_string(), "--op", op, "--device", &format!("sim:card{card}"), "--file"])
         .arg(file)
         .args(way)

@@ -43,10 +43,12 @@ module standin (
     assign rq_valid = pcie_bus_master && (want_write ? posted_ok : want_read && nonposted_ok);
     assign rq_first = 1;
     assign rq_last = 1;
-    // MWr or MRd, four header DWs
+    // MWr or MRd, three header DWs below 4 GB, else four
+    wire far = dma[63:32] != 0;
+    wire [63:0] place = far ? dma : {dma[31:0], 32'd0};
     assign rq_header = want_write
-        ? {3'b011, 5'd0, 14'd0, 10'd1, pcie_requester_id, 8'd0, 4'h0, 4'hf, dma}
-        : {3'b001, 5'd0, 14'd0, 10'd16, pcie_requester_id, 8'd3, 4'hf, 4'hf, dma};
+        ? {2'b01, far, 5'd0, 14'd0, 10'd1, pcie_requester_id, 8'd0, 4'h0, 4'hf, place}
+        : {2'b00, far, 5'd0, 14'd0, 10'd16, pcie_requester_id, 8'd3, 4'hf, 4'hf, place};
     assign rq_data = {32'd0, word};
     wire fire = due != 0 && now >= {32'd0, due};
     always @(posedge clock) begin

@@ -635,10 +635,12 @@ impl Card {
             self.clocks += 1;
             rc_moves = self.rc.shown && self.top.get(pins.rc.ready) != 0;
             cq_moves = self.cq.shown && self.top.get(pins.cq.ready) != 0;
-            if self.top.get(pins.rq.valid) != 0 {
+            // A reset may cut a TLP short: what the card still shows is the rest of nothing.
+            let in_reset = matches!(self.phase, Phase::PowerOn(_) | Phase::FunctionReset(_));
+            if !in_reset && self.top.get(pins.rq.valid) != 0 {
                 self.collect_request(now);
             }
-            if self.top.get(pins.cc.valid) != 0 {
+            if !in_reset && self.top.get(pins.cc.valid) != 0 {
                 self.collect_completion(now);
             }
             self.top.set(pins.clock, 1);

@@ -35,6 +35,8 @@ const GENERATED: u64 = 1 << 20;
 const LINE: f64 = 10.0;
 /// Bytes of a full data packet beside its payload: preamble 8, Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4, gap 12.
 const OVERHEAD: f64 = 82.0;
+/// How much slower cards are that move data, beside the processes that move it, than cards at their power-on.
+const BUSY: f64 = 2.5;
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a process may take to end after it was asked to.
@@ -288,7 +290,7 @@ fn one(
 ) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("find this program")?;
     let mut sim = Sim::start(&program, run, args.seed, capture, sockets)?;
-    let seconds = bytes as f64 * 8.0 / 1e9 / LINE * 250e6 / sim.clocks_per_second;
+    let seconds = bytes as f64 * 8.0 / 1e9 / LINE * 250e6 / sim.clocks_per_second * BUSY;
     if first && seconds > 20.0 {
         eprintln!(
             "the simulated cards run at {:.0} kcycles/s: about {:.0} minutes for each of the four runs",

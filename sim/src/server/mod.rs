@@ -28,7 +28,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -52,30 +52,49 @@ pub struct Server {
 /// Who holds a card.
 #[derive(Default)]
 struct Holder {
-    pid: Mutex<Option<i32>>,
+    held: Mutex<Option<Held>>,
     freed: Condvar,
 }
 
+#[derive(Clone, Copy)]
+struct Held {
+    pid: i32,
+    /// Its connection has ended; what is left is cleaning up.
+    leaving: bool,
+}
+
 impl Holder {
-    /// Takes the card for `pid`; the present holder's process if it stays held.
+    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the card for `pid`; the present holder's process if it stays held. Waits a little for a holder that leaves, or
+    /// is about to: it is dead, or is the same process, which closed one connection and opened the next.
     fn take(&self, pid: i32) -> Result<(), i32> {
-        let held = self.pid.lock().unwrap_or_else(PoisonError::into_inner);
-        let leaving = |held: &mut Option<i32>| held.is_some_and(|holder| !is_alive(holder) || holder == pid);
+        let leaving = |held: &mut Option<Held>| {
+            held.is_some_and(|held| held.leaving || held.pid == pid || !is_alive(held.pid))
+        };
         let (mut held, _) = self
             .freed
-            .wait_timeout_while(held, CLEANING, leaving)
+            .wait_timeout_while(self.lock(), CLEANING, leaving)
             .unwrap_or_else(PoisonError::into_inner);
         match *held {
-            Some(holder) => Err(holder),
+            Some(holder) => Err(holder.pid),
             None => {
-                *held = Some(pid);
+                *held = Some(Held { pid, leaving: false });
                 Ok(())
             }
         }
     }
 
+    fn leave(&self) {
+        if let Some(held) = self.lock().as_mut() {
+            held.leaving = true;
+        }
+    }
+
     fn free(&self) {
-        *self.pid.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.lock() = None;
         self.freed.notify_all();
     }
 }

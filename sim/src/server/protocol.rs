@@ -168,6 +168,7 @@ impl Door {
             tracing::debug!(%error, card = self.shape.name, pid, "the connection broke");
         }
         let (reply, done) = mpsc::channel();
+        self.holder.leave();
         if self.requests.send(Request::Leave { card: self.card, reply }).is_ok() {
             // However long it takes: the next client must not meet this one's state.
             let _ = done.recv();
@@ -345,6 +346,10 @@ impl Client<'_> {
             2 => {
                 let (_, flags) = (fields.u32()?, fields.u32()?);
                 let (offset, iova, length) = (fields.u64()?, fields.u64()?, fields.u64()?);
+                let end = offset.checked_add(length).ok_or_else(|| invalid("the range leaves the file"))?;
+                if length == 0 || iova.checked_add(length - 1).is_none() {
+                    return Err(invalid("the range is empty or leaves the address space"));
+                }
                 let mut descriptors = descriptors.into_iter();
                 let (Some(fd), None) = (descriptors.next(), descriptors.next()) else {
                     if message.body.len() == 32 && flags & 3 != 0 {
@@ -353,7 +358,6 @@ impl Client<'_> {
                     }
                     return Err(invalid("a DMA mapping has one descriptor"));
                 };
-                let end = offset.checked_add(length).ok_or_else(|| invalid("the range leaves the file"))?;
                 let backing = self.maps.backing(File::from(fd), end)?;
                 let permissions = Permissions { read: flags & 1 != 0, write: flags & 2 != 0 };
                 self.ask(|reply| Request::Map { card, iova, length, permissions, backing, offset, reply })?;

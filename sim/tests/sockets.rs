@@ -292,9 +292,15 @@ fn holder(server: &Server) -> Child {
         .expect("starts");
     use std::io::{BufRead, BufReader};
     let stderr = child.stderr.take().expect("piped");
-    let told = BufReader::new(stderr).lines().map_while(Result::ok).any(|line| line.contains("held now"));
-    assert!(told, "the holder did not hold");
-    child
+    let mut said = Vec::new();
+    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        if line.contains("held now") {
+            return child;
+        }
+        said.push(line);
+    }
+    let _ = child.kill();
+    panic!("the holder did not hold: {:?}, {said:#?}", child.wait());
 }
 
 #[test]

@@ -20,11 +20,12 @@ mod pace;
 mod protocol;
 
 use crate::{Error, room::Room};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     fs, io,
     os::unix::{
         fs::{DirBuilderExt, MetadataExt, PermissionsExt},
-        net::UnixListener,
+        net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     sync::{
@@ -56,11 +57,20 @@ struct Holder {
     freed: Condvar,
 }
 
-#[derive(Clone, Copy)]
 struct Held {
     pid: i32,
-    /// Its connection has ended; what is left is cleaning up.
-    leaving: bool,
+    /// Its connection, to see whether it has ended before its own thread sees it.
+    stream: UnixStream,
+}
+
+impl Held {
+    /// Its connection has ended, or it is being cleaned up after.
+    fn is_leaving(&self) -> bool {
+        let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL | PollFlags::RDHUP;
+        let mut fds = [PollFd::new(&self.stream, ended)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&at_once)).is_err() || fds[0].revents().intersects(ended)
+    }
 }
 
 impl Holder {
@@ -68,28 +78,27 @@ impl Holder {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the card for `pid`; the present holder's process if it stays held. Waits a little for a holder that leaves, or
-    /// is about to: it is dead, or is the same process, which closed one connection and opened the next.
-    fn take(&self, pid: i32) -> Result<(), i32> {
-        let leaving = |held: &mut Option<Held>| {
-            held.is_some_and(|held| held.leaving || held.pid == pid || !is_alive(held.pid))
-        };
+    /// Takes the card for the process `pid` at the other end of `stream`; the present holder's process if it stays held.
+    /// A holder that has hung up is waited for: its card is being reset.
+    fn take(&self, pid: i32, stream: UnixStream) -> Result<(), i32> {
+        let leaving = |held: &mut Option<Held>| held.as_ref().is_some_and(Held::is_leaving);
         let (mut held, _) = self
             .freed
             .wait_timeout_while(self.lock(), CLEANING, leaving)
             .unwrap_or_else(PoisonError::into_inner);
-        match *held {
+        match &*held {
             Some(holder) => Err(holder.pid),
             None => {
-                *held = Some(Held { pid, leaving: false });
+                *held = Some(Held { pid, stream });
                 Ok(())
             }
         }
     }
 
+    /// Hangs up if the client has not: whoever comes now waits.
     fn leave(&self) {
-        if let Some(held) = self.lock().as_mut() {
-            held.leaving = true;
+        if let Some(held) = self.lock().as_ref() {
+            let _ = held.stream.shutdown(std::net::Shutdown::Both);
         }
     }
 
@@ -97,12 +106,6 @@ impl Holder {
         *self.lock() = None;
         self.freed.notify_all();
     }
-}
-
-fn is_alive(pid: i32) -> bool {
-    // A process that ended but was not waited for is gone, too.
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')))
 }
 
 impl Server {
@@ -173,7 +176,7 @@ impl Server {
         let _ = self.requests.send(pace::Request::Stop);
         for socket in &self.sockets {
             // Wakes the thread that waits at the door.
-            let _ = std::os::unix::net::UnixStream::connect(socket);
+            let _ = UnixStream::connect(socket);
             let _ = fs::remove_file(socket);
         }
     }
@@ -204,7 +207,7 @@ fn own(directory: &Path) -> io::Result<()> {
 /// Binds a socket; one that nobody listens to any more is replaced.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if path.exists() {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if UnixStream::connect(path).is_ok() {
             return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 "another simulator serves there; end it, or set VERBENA_RUN to another directory",

@@ -151,7 +151,14 @@ impl Door {
 
     fn serve(&self, mut stream: UnixStream) {
         let pid = peer_pid(&stream);
-        if let Err(holder) = self.holder.take(pid) {
+        let clone = match stream.try_clone() {
+            Ok(clone) => clone,
+            Err(error) => {
+                tracing::warn!(%error, card = self.shape.name, pid, "a client could not be let in");
+                return;
+            }
+        };
+        if let Err(holder) = self.holder.take(pid, clone) {
             tracing::info!(card = self.shape.name, pid, holder, "a second client was refused");
             let _ = stream.set_read_timeout(Some(REFUSED));
             let text = format!("{} is held by process {holder}; end it, or use another card", self.shape.name);

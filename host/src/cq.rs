@@ -395,6 +395,7 @@ impl Cq {
         let mut state = lock(&self.shared.state);
         state.reported = state.consumer;
         self.shared.armed.store(arm, Ordering::Release);
-        self.shared.ring_doorbell(state.consumer, arm)
+        self.shared.ring_doorbell(state.consumer, arm)?;
+        self.shared.inner.settle()
     }
 }

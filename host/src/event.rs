@@ -119,11 +119,12 @@ impl EventQueue {
         Ok(Some(entry))
     }
 
-    /// The next entry raises the vector.
+    /// From now on the next entry raises the vector; entries before are to be looked for afterwards.
     fn arm(&self, inner: &Inner) -> Result<()> {
         let mut reported = lock(&self.reported);
         *reported = self.consumer.load(Ordering::Relaxed);
-        self.ring_doorbell(inner, *reported, true)
+        self.ring_doorbell(inner, *reported, true)?;
+        inner.settle()
     }
 
     fn ring_doorbell(&self, inner: &Inner, consumer: u32, arm: bool) -> Result<()> {

@@ -420,6 +420,7 @@ fn memory_that_does_not_exist_is_refused_by_name() {
     );
     // SAFETY: as above
     assert!(matches!(
+        // SAFETY: as above
         unsafe { pd.register_raw(usize::MAX as *mut u8, 10, RW) },
         Err(Error::NotMapped { .. })
     ));

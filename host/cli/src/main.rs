@@ -1,2 +1,98 @@
-//! The command `verbena`.
-fn main() {}
+//! The command `verbena`: what a person types.
+//!
+//! ```text
+//! verbena devinfo | counters      what the cards say of themselves
+//! verbena ping                    two processes, messages back and forth
+//! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
+//! verbena sim                     simulated cards for other processes
+//! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
+//! ```
+//!
+//! Data on stdout (`--json`: one JSON value), tracing on stderr (`VERBENA_LOG`, e.g. `host=debug`). Exit codes: 0 done,
+//! 1 failed, 2 usage, 3 no card or no permission, 4 card and driver do not match.
+
+mod connection;
+#[cfg(feature = "sim")]
+mod demo;
+mod info;
+mod mover;
+mod ping;
+#[cfg(feature = "sim")]
+mod sim;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Debug, Parser)]
+#[command(name = "verbena", version, about = "RDMA cards of the Verbena project, simulated or real")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the cards: identity, limits, port.
+    Devinfo(info::DevinfoArgs),
+    /// Show every reject and stage counter with what it means.
+    Counters(info::CountersArgs),
+    /// Send messages back and forth between two processes and time them.
+    Ping(ping::PingArgs),
+    /// Move a file from one process to another by RDMA.
+    Move(mover::MoveArgs),
+    /// Simulate one or two cards on a wire, for other processes.
+    #[cfg(feature = "sim")]
+    Sim(sim::SimArgs),
+    /// Move a file between two simulated cards, on a clean and on a lossy wire.
+    #[cfg(feature = "sim")]
+    Demo(demo::DemoArgs),
+    /// Not built in.
+    #[cfg(not(feature = "sim"))]
+    #[command(hide = true, alias = "demo")]
+    Sim(AbsentArgs),
+}
+
+/// Whatever follows a command that is not built in.
+#[cfg(not(feature = "sim"))]
+#[derive(Debug, clap::Args)]
+struct AbsentArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    _rest: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("VERBENA_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = match Cli::parse().command {
+        Command::Devinfo(args) => info::devinfo(&args),
+        Command::Counters(args) => info::counters(&args),
+        Command::Ping(args) => ping::run(&args),
+        Command::Move(args) => mover::run(&args),
+        #[cfg(feature = "sim")]
+        Command::Sim(args) => sim::run(&args),
+        #[cfg(feature = "sim")]
+        Command::Demo(args) => demo::run(&args),
+        #[cfg(not(feature = "sim"))]
+        Command::Sim(_) => {
+            Err(anyhow::anyhow!("the simulation is not built in; build with the feature `sim`"))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("verbena: {error:#}");
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+/// The exit code of an error: what the driver's own errors say, 1 for all others.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    let kind = error.chain().find_map(|cause| cause.downcast_ref::<host::Error>()).map(host::Error::kind);
+    match kind {
+        Some(host::Kind::NoCard) => 3,
+        Some(host::Kind::Mismatch) => 4,
+        _ => 1,
+    }
+}

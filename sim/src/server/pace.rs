@@ -15,6 +15,8 @@ const PORTION: u64 = 64 * CORE_PERIOD;
 const DEVICE_CONTROL_HIGH: u64 = 0x69;
 /// Message control of MSI-X: the host's, not the client's.
 const MSIX_CONTROL: std::ops::Range<u64> = 0xa2..0xa4;
+/// BAR registers: the host's.
+const BARS: std::ops::Range<u64> = 0x10..0x28;
 /// Where the pending bits begin in BAR4; the table before them is the host's.
 const PENDING: u64 = 0x800;
 
@@ -23,61 +25,19 @@ pub(super) type Reply<T> = Sender<io::Result<T>>;
 
 /// What is asked of the room.
 pub(super) enum Request {
-    Read {
-        card: usize,
-        bar: u8,
-        offset: u64,
-        length: usize,
-        reply: Reply<Vec<u8>>,
-    },
-    Write {
-        card: usize,
-        bar: u8,
-        offset: u64,
-        data: Vec<u8>,
-    },
-    ReadConfig {
-        card: usize,
-        offset: u64,
-        length: usize,
-        reply: Reply<Vec<u8>>,
-    },
-    WriteConfig {
-        card: usize,
-        offset: u64,
-        data: Vec<u8>,
-    },
-    Map {
-        card: usize,
-        iova: u64,
-        length: u64,
-        permissions: Permissions,
-        backing: Box<dyn Backing>,
-        offset: u64,
-        reply: Reply<()>,
-    },
-    Unmap {
-        card: usize,
-        range: Option<(u64, u64)>,
-        reply: Reply<u64>,
-    },
-    Vectors {
-        card: usize,
-        first: usize,
-        descriptors: Vec<Option<OwnedFd>>,
-    },
-    ClearVectors {
-        card: usize,
-    },
-    Reset {
-        card: usize,
-        reply: Reply<()>,
-    },
+    Read { card: usize, bar: u8, offset: u64, length: usize, reply: Reply<Vec<u8>> },
+    Write { card: usize, bar: u8, offset: u64, data: Vec<u8> },
+    ReadConfig { card: usize, offset: u64, length: usize, reply: Reply<Vec<u8>> },
+    WriteConfig { card: usize, offset: u64, data: Vec<u8> },
+    Map { card: usize, iova: u64, length: u64, permissions: Permissions, backing: Box<dyn Backing>, offset: u64, reply: Reply<()> },
+    Unmap { card: usize, range: Option<(u64, u64)>, reply: Reply<u64> },
+    Vectors { card: usize, first: usize, descriptors: Vec<Option<OwnedFd>> },
+    ClearVectors { card: usize },
+    Reset { card: usize, reply: Reply<()> },
+    /// Answered once everything before it has been taken.
+    Reach { reply: Reply<()> },
     /// The client is gone: unmap, reset, enumerate.
-    Leave {
-        card: usize,
-        reply: Reply<()>,
-    },
+    Leave { card: usize, reply: Reply<()> },
     Summary(Sender<Summary>),
     Change(Box<dyn FnOnce(&mut Room) + Send>),
     Stop,
@@ -266,6 +226,7 @@ impl Desk {
                 room.start_reset(card);
                 self.resets.push((card, reply, false));
             }
+            Request::Reach { reply } => drop(reply.send(Ok(()))),
             Request::Leave { card, reply } => {
                 room.host(card, |root, _| root.memory_mut().clear());
                 room.clear_vectors(card);
@@ -288,7 +249,7 @@ impl Desk {
         if at(DEVICE_CONTROL_HIGH).is_some_and(|i| data[i] & 0x80 != 0) {
             return room.start_reset(card);
         }
-        for register in MSIX_CONTROL {
+        for register in MSIX_CONTROL.chain(BARS) {
             if let Some(i) = at(register) {
                 let mut byte = [0];
                 room.host(card, |root, now| root.config_read(now, register as usize, &mut byte));

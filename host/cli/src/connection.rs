@@ -1,0 +1,177 @@
+//! Two processes find each other: one listens on TCP, the other connects; lines of connection data, then the QPs stand.
+//!
+//! Every wait is bounded by `--timeout`. A peer that goes away closes the TCP connection, which the waiting side
+//! sees.
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use host::exchange::Endpoint;
+use host::{Access, Completion, Context, Cq, DeviceAddress, PathMtu, Pd, Qp, QpAttr, QpInit, WcStatus};
+use std::io::Read;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// How to reach the peer.
+#[derive(Debug, Args)]
+pub struct PeerArgs {
+    /// Card to use: sim:card0 or vfio:0000:01:00.0; default: the first.
+    #[arg(short, long)]
+    pub device: Option<DeviceAddress>,
+    /// Wait for the peer on this address, such as 127.0.0.1:18515; port 0 chooses one and prints it on stderr.
+    #[arg(long, value_name = "ADDRESS", required_unless_present = "connect", conflicts_with = "connect")]
+    pub listen: Option<String>,
+    /// Connect to a peer that listens on this address.
+    #[arg(long, value_name = "ADDRESS")]
+    pub connect: Option<String>,
+    /// Path MTU in bytes.
+    #[arg(long, default_value_t = 1024, value_parser = clap::builder::PossibleValuesParser::new(["256", "512", "1024", "2048", "4096"]).map(|text| text.parse::<u32>().unwrap_or(1024)))]
+    pub mtu: u32,
+    /// Packets in flight at most.
+    #[arg(long, default_value_t = 64)]
+    pub inflight: u16,
+    /// Retransmission timeout: 4.096 us * 2^N.
+    #[arg(long, default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
+    pub ack_timeout: u8,
+    /// Seconds to wait for the peer or a completion before giving up.
+    #[arg(long, default_value_t = 60)]
+    pub timeout: u64,
+}
+
+use clap::builder::TypedValueParser as _;
+
+/// A connected QP and what belongs to it.
+pub struct Connection {
+    /// The QP, in RTS.
+    pub qp: Qp,
+    /// Completions of sends and receives.
+    pub cq: Cq,
+    /// The protection domain of buffers.
+    pub pd: Pd,
+    /// For words beside the data.
+    pub stream: TcpStream,
+    timeout: Duration,
+}
+
+impl PeerArgs {
+    /// Opens the card, lets `prepare` post receives, connects with the peer.
+    pub fn establish(
+        &self,
+        depth: u32,
+        access: Access,
+        prepare: impl FnOnce(&Pd, &Qp) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Connection> {
+        let timeout = Duration::from_secs(self.timeout.max(1));
+        let address = match &self.device {
+            Some(address) => address.clone(),
+            None => DeviceAddress::first()?,
+        };
+        let context = Context::open(&address)?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(2 * depth, None)?;
+        let init = QpInit {
+            max_send_wr: depth,
+            max_recv_wr: depth,
+            max_inflight: self.inflight,
+            ..QpInit::rc(&cq, &cq)
+        };
+        let qp = pd.create_qp(&init)?;
+        let mut stream = self.meet(timeout)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        // any start will do; one that is not 0 shows the PSNs in a capture
+        let psn = std::process::id().wrapping_mul(0x9e37_79b1) & 0xff_ffff;
+        let own = Endpoint { qpn: qp.number(), psn, gid: context.gids()[0] };
+        own.send(&mut stream)?;
+        let peer = Endpoint::receive(&mut stream)?;
+        tracing::info!(own = own.line(), peer = peer.line(), "connection data");
+        let path_mtu = PathMtu::ALL.iter().copied().find(|mtu| mtu.bytes() == self.mtu);
+        qp.connect_with(&QpAttr {
+            access,
+            path_mtu: path_mtu.context("no such path MTU")?,
+            dest_qpn: peer.qpn,
+            rq_psn: peer.psn,
+            sq_psn: psn,
+            av: host::AddressVector::to(peer.gid),
+            timeout: self.ack_timeout,
+            ..QpAttr::default()
+        })?;
+        prepare(&pd, &qp)?;
+        Endpoint::send_done(&mut stream)?;
+        Endpoint::receive_done(&mut stream)?;
+        Ok(Connection { qp, cq, pd, stream, timeout })
+    }
+
+    fn meet(&self, timeout: Duration) -> anyhow::Result<TcpStream> {
+        if let Some(address) = &self.listen {
+            let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+            eprintln!("listening on {}", listener.local_addr()?);
+            if !host::backend::readable(listener.as_fd(), Some(timeout))? {
+                bail!("no peer connected within {} s", timeout.as_secs());
+            }
+            return Ok(listener.accept().context("accept the peer")?.0);
+        }
+        let address = self.connect.as_deref().unwrap_or_default();
+        let addresses = address.to_socket_addrs().with_context(|| format!("look up {address}"))?;
+        let end = std::time::Instant::now() + timeout;
+        let addresses: Vec<_> = addresses.collect();
+        // the listening side may still be starting
+        loop {
+            for address in &addresses {
+                if let Ok(stream) = TcpStream::connect_timeout(address, Duration::from_secs(1)) {
+                    return Ok(stream);
+                }
+            }
+            if std::time::Instant::now() > end {
+                bail!("no peer listens on {address} (tried {} s)", timeout.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Connection {
+    /// The next completion; one that failed, or none in time, is an error.
+    pub fn completion(&self) -> anyhow::Result<Completion> {
+        let completion = self.wait()?;
+        if completion.status != WcStatus::Success {
+            let cause = completion.cause().map_or(String::new(), |cause| format!(", cause {}", cause.name()));
+            bail!(
+                "work request {} of QP {}: {} ({}{cause})",
+                completion.wr_id,
+                completion.qpn,
+                completion.status.name(),
+                completion.status.doc()
+            );
+        }
+        Ok(completion)
+    }
+
+    /// A completion within the time given; the peer's going away ends the wait.
+    fn wait(&self) -> anyhow::Result<Completion> {
+        let slice = Duration::from_millis(500);
+        let mut waited = Duration::ZERO;
+        while waited < self.timeout {
+            if let Some(completion) = self.cq.poll_wait(slice)? {
+                return Ok(completion);
+            }
+            waited += slice;
+            let something = host::backend::readable(self.stream.as_fd(), Some(Duration::ZERO))?;
+            if something && !matches!(self.stream.peek(&mut [0]), Ok(1..)) {
+                bail!("the peer ended before its work was done");
+            }
+        }
+        bail!("no completion within {} s; is the peer alive?", self.timeout.as_secs());
+    }
+
+    /// Waits until the peer has ended its work too, so that its last packets are still acknowledged.
+    pub fn finish(mut self) -> anyhow::Result<()> {
+        Endpoint::send_done(&mut self.stream)?;
+        Endpoint::receive_done(&mut self.stream)?;
+        // the peer closes when it has read our word; what it does then concerns us no more
+        let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        let _ = self.stream.read(&mut [0]);
+        Ok(())
+    }
+}

@@ -1,0 +1,237 @@
+//! Cards served to real drivers over vfio-user: two clients, a third that is refused, one that dies, and nobody.
+
+use host::{Access, Context, Cq, Device, DeviceAddress, Mr, Options, Pd, Qp, QpInit, SendWr, WcStatus, backend::Backend};
+use sim::{
+    room::{Room, RoomConfig},
+    server::Server,
+    story::{model, usual},
+};
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+const WAIT: Duration = Duration::from_secs(60);
+/// Set in the process that a test starts to have it killed: the directory of the sockets.
+const VICTIM: &str = "VERBENA_TEST_VICTIM";
+
+fn serve(folder: &Path) -> Server {
+    let mut room = Room::new(&model(), RoomConfig::example(2, 1)).unwrap();
+    room.power_on().unwrap();
+    Server::start(room, folder).unwrap()
+}
+
+fn address(folder: &Path, card: usize) -> DeviceAddress {
+    DeviceAddress::Sim { name: format!("card{card}"), path: folder.join(format!("card{card}.sock")) }
+}
+
+struct End {
+    qp: Qp,
+    cq: Cq,
+    memory: Mr,
+    context: Context,
+    _pd: Pd,
+}
+
+fn open(folder: &Path, card: usize) -> host::Result<End> {
+    let context = Context::start(Device::open(&address(folder, card))?, &Options::default())?;
+    let pd = context.alloc_pd()?;
+    let cq = context.create_cq(64, None)?;
+    // The program's own memory, not the driver's: reached by system calls.
+    let memory = pd.register(vec![0u8; 100_000], Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let qp = pd.create_qp(&QpInit::rc(&cq, &cq))?;
+    Ok(End { qp, cq, memory, context, _pd: pd })
+}
+
+fn join(me: &End, other: &End) {
+    let mut attr = usual(other.context.gids()[0], other.qp.number(), 100, 100);
+    attr.timeout = 12;
+    me.qp.connect_with(&attr).unwrap();
+}
+
+fn moves(a: &End, b: &End, length: usize) {
+    let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + i / 256) as u8).collect();
+    a.memory.write(3, &bytes).unwrap();
+    b.memory.write(0, &vec![0; length + 16]).unwrap();
+    let sge = [a.memory.sge(3..3 + length).unwrap()];
+    let wr = SendWr::write(1, &sge, b.memory.addr() + 5, b.memory.rkey()).signaled();
+    a.qp.post_send(&[wr]).unwrap();
+    let done = a.cq.poll_wait(WAIT).unwrap().expect("a completion");
+    assert_eq!(done.status, WcStatus::Success, "{done:?}");
+    assert!(b.memory.to_vec(5..5 + length).unwrap() == bytes);
+}
+
+/// CPU time of this process.
+fn cpu() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: a valid place for the result; all zeros is a valid rusage.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+#[test]
+fn two_drivers_move_memory_then_idle_costs_nothing_and_a_third_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    let (a, b) = (open(folder.path(), 0).unwrap(), open(folder.path(), 1).unwrap());
+    join(&a, &b);
+    join(&b, &a);
+    for length in [1, 64, 4096, 50_000] {
+        moves(&a, &b, length);
+        moves(&b, &a, length);
+    }
+    let refused = {
+        let folder = folder.path().to_path_buf();
+        // From another process, or the wait would be for our own pid.
+        let mut child = victim(&folder, "refused");
+        child.wait_with_output_text()
+    };
+    assert!(refused.contains(&format!("held by process {}", std::process::id())), "{refused}");
+
+    // Idle: nothing posted, two drivers, two cards.
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, start) = (cpu(), Instant::now());
+    std::thread::sleep(Duration::from_secs(3));
+    let share = (cpu() - before).as_secs_f64() / start.elapsed().as_secs_f64();
+    println!("idle: {:.3} % of a core", share * 100.0);
+    assert!(share < 0.01, "{share}");
+
+    drop((a, b));
+    let summary = server.stop().unwrap();
+    assert_eq!(summary.violations, Vec::<String>::new());
+    assert!(!folder.path().join("card0.sock").exists());
+}
+
+/// Another process that runs [`a_process_that_is_started_by_other_tests`].
+fn victim(folder: &Path, role: &str) -> Victim {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_process_that_is_started_by_other_tests", "--nocapture"])
+        .env(VICTIM, folder)
+        .env("VERBENA_TEST_ROLE", role)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    Victim(Some(child))
+}
+
+struct Victim(Option<Child>);
+
+impl Victim {
+    fn wait_with_output_text(&mut self) -> String {
+        let output = self.0.take().unwrap().wait_with_output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    }
+
+    /// Waits for a line with this beginning; gives the rest.
+    fn line(&mut self, begin: &str) -> String {
+        use std::io::BufRead;
+        let stdout = self.0.as_mut().unwrap().stdout.as_mut().unwrap();
+        let mut reader = std::io::BufReader::new(stdout);
+        loop {
+            let mut line = String::new();
+            assert!(reader.read_line(&mut line).unwrap() > 0, "the process ended before `{begin}`");
+            if let Some(rest) = line.split(begin).nth(1) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_started_by_other_tests() {
+    let Some(folder) = std::env::var_os(VICTIM) else { return };
+    let folder = Path::new(&folder);
+    match open(folder, 1) {
+        Err(error) => println!("error: {error}"),
+        Ok(end) => {
+            let (gid, qpn) = (end.context.gids()[0], end.qp.number());
+            // The other end is card 0's first QP, which has the lowest number.
+            let mut attr = usual(host::Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1)), 2, 100, 100);
+            attr.timeout = 12;
+            end.qp.connect_with(&attr).unwrap();
+            println!("\nready {qpn} {} {} {gid}", end.memory.addr(), end.memory.rkey());
+            std::thread::sleep(Duration::from_secs(600));
+        }
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_a_retry_error_and_two_usable_cards() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    let mut victim_process = victim(folder.path(), "victim");
+    let line = victim_process.line("ready ");
+    let words: Vec<u64> = line.split(' ').take(3).map(|word| word.parse().unwrap()).collect();
+    let a = open(folder.path(), 0).unwrap();
+    let mut attr = usual(host::Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 2)), words[0] as u32, 100, 100);
+    (attr.timeout, attr.retry_cnt) = (10, 2);
+    a.qp.connect_with(&attr).unwrap();
+    let write = |wr_id| {
+        let sge = [a.memory.sge(0..50_000).unwrap()];
+        a.qp.post_send(&[SendWr::write(wr_id, &sge, words[1], words[2] as u32).signaled()]).unwrap();
+    };
+    write(1);
+    assert_eq!(a.cq.poll_wait(WAIT).unwrap().expect("a completion").status, WcStatus::Success);
+    write(2);
+    victim_process.0.as_mut().unwrap().kill().unwrap();
+    victim_process.0.as_mut().unwrap().wait().unwrap();
+    // The write may still have got through before the end was seen; the next cannot.
+    let mut last = a.cq.poll_wait(WAIT).unwrap().expect("a completion");
+    if last.status == WcStatus::Success {
+        std::thread::sleep(Duration::from_millis(200));
+        write(3);
+        last = a.cq.poll_wait(WAIT).unwrap().expect("a completion");
+    }
+    assert_eq!(last.status, WcStatus::RetryExcErr, "{last:?}");
+    drop(a);
+    // Both cards serve again.
+    let (a, b) = (open(folder.path(), 0).unwrap(), open(folder.path(), 1).unwrap());
+    join(&a, &b);
+    join(&b, &a);
+    moves(&a, &b, 10_000);
+    drop((a, b));
+    server.stop().unwrap();
+}
+
+#[test]
+fn nonsense_on_the_socket_is_refused_and_the_card_stays_usable() {
+    use std::io::{Read, Write};
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    for message in [
+        &[1u8, 0, 99, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
+        &[1, 0, 9, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        &[1, 0, 9, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0, 4, 0, 0, 0],
+    ] {
+        let mut stream = std::os::unix::net::UnixStream::connect(folder.path().join("card0.sock")).unwrap();
+        stream.write_all(message).unwrap();
+        let mut header = [0; 16];
+        stream.read_exact(&mut header).unwrap();
+        assert_eq!(header[8] & 0x21, 0x21, "an error reply: {header:?}");
+        assert_ne!(header[12], 0, "with a number");
+    }
+    // An impossible length ends the connection.
+    let mut stream = std::os::unix::net::UnixStream::connect(folder.path().join("card0.sock")).unwrap();
+    stream.write_all(&[1, 0, 9, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0);
+    let backend: Arc<dyn Backend> =
+        Arc::new(host::backend::vfio_user::VfioUser::connect("card0", &folder.path().join("card0.sock")).unwrap());
+    Device::new(backend).unwrap();
+    server.stop().unwrap();
+}

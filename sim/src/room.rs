@@ -84,6 +84,9 @@ pub struct Sight {
     pub lost: bool,
 }
 
+/// Told of every frame that is sent: by which side, the frame, whether the wire lost it.
+pub type Watcher = Box<dyn FnMut(Side, &Frame, bool) + Send>;
+
 struct TlpLog {
     path: PathBuf,
     file: BufWriter<File>,
@@ -101,6 +104,7 @@ pub struct Room {
     capture: Option<Capture>,
     logs: Vec<Option<TlpLog>>,
     sights: Option<Vec<Sight>>,
+    watcher: Option<Watcher>,
     seed: u64,
     pub(crate) functions: Vec<Function>,
 }
@@ -134,6 +138,7 @@ impl Room {
             capture: None,
             logs,
             sights: None,
+            watcher: None,
             seed,
             functions,
         })
@@ -215,13 +220,25 @@ impl Room {
         result
     }
 
+    /// A frame without FCS enters the wire at an end without a card, now.
+    ///
+    /// # Errors
+    /// The capture cannot be written.
+    pub fn inject(&mut self, from: Side, frame: &[u8]) -> Result<(), Error> {
+        let mut bytes = frame.to_vec();
+        bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
+        let check = fcs(&bytes);
+        bytes.extend_from_slice(&check);
+        self.send(from.index(), Frame::new(bytes, self.now, LINE_RATE))
+    }
+
     /// Captures both ends of the wire into `path` (`-`: live, to stdout).
     ///
     /// # Errors
     /// The file cannot be created.
     pub fn capture(&mut self, path: &Path) -> Result<(), Error> {
         let mut names: Vec<&str> = self.cards.iter().map(|card| card.config().name.as_str()).collect();
-        if self.peer.is_some() {
+        if names.len() < 2 {
             names.push("peer");
         }
         self.capture = Some(Capture::create(path, &names)?);
@@ -252,6 +269,11 @@ impl Room {
     /// Remembers every frame from now on, for [`Room::sights`].
     pub fn remember_frames(&mut self) {
         self.sights.get_or_insert_default();
+    }
+
+    /// Tells `watcher` of every frame from now on.
+    pub fn watch(&mut self, watcher: Option<Watcher>) {
+        self.watcher = watcher;
     }
 
     /// The frames that were sent since [`Room::remember_frames`], in order of their ends.
@@ -436,8 +458,12 @@ impl Room {
             capture.sent(end, &frame, fault);
             capture.advance(self.now.saturating_sub(LINE_PERIOD))?;
         }
+        let lost = matches!(fault, Some(Fault::Dropped { .. }));
+        if let Some(watcher) = &mut self.watcher {
+            watcher(from, &frame, lost);
+        }
         if let Some(sights) = &mut self.sights {
-            sights.push(Sight { from, frame, lost: matches!(fault, Some(Fault::Dropped { .. })) });
+            sights.push(Sight { from, frame, lost });
         }
         self.wire_changed();
         Ok(())
@@ -448,9 +474,7 @@ impl Room {
         for side in Side::BOTH {
             while let Some(delivery) = self.wire.receive(side, self.now) {
                 let end = side.index();
-                if let Some(capture) = &mut self.capture
-                    && (end < self.cards.len() || self.peer.is_some())
-                {
+                if let Some(capture) = &mut self.capture {
                     capture.received(end, &delivery);
                 }
                 match (self.cards.get_mut(end), &mut self.peer) {

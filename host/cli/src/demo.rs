@@ -356,7 +356,8 @@ struct Seen {
     retransmissions: u64,
     /// Frames of either card that the wire lost.
     lost: u64,
-    /// First and last nanosecond of the RoCE frames of either card.
+    /// When the first of its requests left, and when the last acknowledgement left for it, in ns. What the processes
+    /// tell each other before and after is no part of the transfer.
     span: Option<(u64, u64)>,
 }
 
@@ -406,11 +407,18 @@ impl Seen {
             return;
         }
         self.lost += u64::from(lost);
-        let (first, _) = self.span.unwrap_or((time, time));
-        self.span = Some((first, time));
         let bth = Bth::unpack(bth);
-        let acknowledge = contract::Opcode::RcAcknowledge as u8;
-        if !own || bth.opcode == acknowledge {
+        let acknowledges = bth.opcode == contract::Opcode::RcAcknowledge as u8;
+        if own == acknowledges {
+            // the other way: requests of the other card, and answers to them
+            return;
+        }
+        match &mut self.span {
+            Some((_, last)) => *last = time,
+            None if own => self.span = Some((time, time)),
+            None => {}
+        }
+        if !own {
             return;
         }
         self.packets += 1;
@@ -493,10 +501,13 @@ mod tests {
     #[test]
     fn a_psn_that_was_sent_before_is_a_retransmission_also_across_the_wrap() {
         let (mut seen, mut sent) = (Seen::default(), HashMap::new());
+        seen.frame(&frame(4, 4), 1, false, false, &mut sent);
         for (time, psn) in [0xff_fffe, 0xff_ffff, 0, 0xff_ffff, 0, 1].into_iter().enumerate() {
             seen.frame(&frame(4, psn), 10 + time as u64, true, psn == 1, &mut sent);
         }
         seen.frame(&frame(0x11, 0xff_ffff), 20, false, false, &mut sent);
+        seen.frame(&frame(4, 5), 30, false, false, &mut sent);
+        seen.frame(&frame(0x11, 5), 31, true, false, &mut sent);
         seen.frame(&[0; 60], 99, true, false, &mut sent);
         assert_eq!(seen, Seen { packets: 6, retransmissions: 2, lost: 1, span: Some((10, 20)) });
     }

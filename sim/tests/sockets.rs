@@ -234,7 +234,10 @@ fn clients_that_speak_nonsense_are_hung_up_on_or_refused_and_nobody_else_notices
         ("a read of 4 GiB", message(9, 32, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255])),
         ("a read past the end of 2^64", message(9, 32, &[255; 16])),
         ("an unknown command", message(77, 16, &[])),
-        ("vectors beyond the last", message(8, 36, &[20, 0, 0, 0, 36, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 255, 1, 0, 0, 0])),
+        (
+            "vectors beyond the last",
+            message(8, 36, &[20, 0, 0, 0, 36, 0, 0, 0, 2, 0, 0, 0, 255, 255, 255, 255, 1, 0, 0, 0]),
+        ),
         ("a mapping without end", message(2, 48, &[255; 32])),
     ];
     for (what, bytes) in cases {
@@ -356,7 +359,11 @@ fn two_idle_cards_with_clients_cost_less_than_a_hundredth_of_a_core() {
     // Alone in a process, so that only the idle server is measured.
     if std::env::var_os("MEASURE_IDLE").is_none() {
         let output = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "two_idle_cards_with_clients_cost_less_than_a_hundredth_of_a_core", "--nocapture"])
+            .args([
+                "--exact",
+                "two_idle_cards_with_clients_cost_less_than_a_hundredth_of_a_core",
+                "--nocapture",
+            ])
             .env("MEASURE_IDLE", "1")
             .output()
             .expect("runs");

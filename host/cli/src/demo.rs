@@ -99,8 +99,13 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let (bytes, sha256) = look_at(&file)?;
     eprintln!("{}: {bytes} bytes, SHA-256 {sha256}", file.display());
     let lossy = args.loss.0;
-    let runs = [("write", "clean", 0.0), ("send", "clean", 0.0), ("write", "lossy", lossy), ("send", "lossy", lossy)]
-        .map(|(op, wire, loss)| Run { op, wire, loss });
+    let runs = [
+        ("write", "clean", 0.0),
+        ("send", "clean", 0.0),
+        ("write", "lossy", lossy),
+        ("send", "lossy", lossy),
+    ]
+    .map(|(op, wire, loss)| Run { op, wire, loss });
     let mut table = Vec::new();
     for run in runs {
         let capture = folder.join(format!("{}_{}.pcapng", run.op, run.wire));
@@ -142,7 +147,11 @@ fn generate(path: &Path, seed: u64) -> anyhow::Result<PathBuf> {
 fn look_at(path: &Path) -> anyhow::Result<(u64, String)> {
     let read = || format!("read {}", path.display());
     // Asked first: opening a pipe would wait for its writer.
-    ensure!(std::fs::metadata(path).with_context(read)?.is_file(), "read {}: not a regular file", path.display());
+    ensure!(
+        std::fs::metadata(path).with_context(read)?.is_file(),
+        "read {}: not a regular file",
+        path.display()
+    );
     let mut file = File::open(path).with_context(read)?;
     let (mut hash, mut length, mut piece) = (Sha256::new(), 0, vec![0; 1 << 16]);
     loop {
@@ -225,7 +234,8 @@ impl Process {
         }
         self.said.extend(self.err.try_iter());
         let last = self.said.iter().rev().find(|line| !line.trim().is_empty());
-        let words = last.map_or_else(String::new, |line| format!(": {}", line.trim_start_matches("verbena: ")));
+        let words =
+            last.map_or_else(String::new, |line| format!(": {}", line.trim_start_matches("verbena: ")));
         anyhow!("{} failed ({status}){words}", self.name)
     }
 
@@ -384,9 +394,10 @@ impl Seen {
                     interfaces.push(name.unwrap_or_default());
                 }
                 Block::EnhancedPacket(packet) => {
-                    let outbound = packet.options.iter().any(
-                        |option| matches!(option, EnhancedPacketOption::Flags(flags) if flags & 3 == 2),
-                    );
+                    let outbound = packet
+                        .options
+                        .iter()
+                        .any(|option| matches!(option, EnhancedPacketOption::Flags(flags) if flags & 3 == 2));
                     if !outbound {
                         continue;
                     }
@@ -461,7 +472,17 @@ fn print(args: &DemoArgs, table: &[Figures], bound: f64) -> anyhow::Result<()> {
     }
     let mut text = format!(
         "{:<6} {:<6} {:>10} {:>8} {:>6} {:>8} {:>13} {:>7} {:>9} {:>7}  {}\n",
-        "op", "wire", "bytes", "packets", "lost", "retrans.", "simulated us", "Gb/s", "of bound", "wall s", "capture"
+        "op",
+        "wire",
+        "bytes",
+        "packets",
+        "lost",
+        "retrans.",
+        "simulated us",
+        "Gb/s",
+        "of bound",
+        "wall s",
+        "capture"
     );
     for row in table {
         text += &format!(

@@ -87,7 +87,11 @@ impl FromStr for Share {
         };
         let share: f64 = number.trim().parse().map_err(|_| format!("`{text}` is no number"))?;
         let share = share / scale;
-        if (0.0..=1.0).contains(&share) { Ok(Share(share)) } else { Err("a share is from 0 to 1, or 0% to 100%".into()) }
+        if (0.0..=1.0).contains(&share) {
+            Ok(Share(share))
+        } else {
+            Err("a share is from 0 to 1, or 0% to 100%".into())
+        }
     }
 }
 

@@ -24,7 +24,8 @@ fn demo(folder: &Path, arguments: &[&str]) -> Output {
     let out = folder.join("captures");
     let temporary = folder.join("tmp");
     std::fs::create_dir_all(&temporary).expect("made");
-    let output = verbena(&["demo", "--json", "--out"]).arg(out).args(arguments).env("TMPDIR", &temporary).output();
+    let output =
+        verbena(&["demo", "--json", "--out"]).arg(out).args(arguments).env("TMPDIR", &temporary).output();
     let left = std::fs::read_dir(&temporary).expect("there").count();
     assert_eq!(left, 0, "nothing is left behind");
     output.expect("runs")

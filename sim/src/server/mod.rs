@@ -121,8 +121,12 @@ impl Server {
         own(directory).map_err(refuse(directory))?;
         let (requests, inbox) = mpsc::channel();
         let stopping = Arc::new(AtomicBool::new(false));
-        let mut server =
-            Server { sockets: Vec::new(), requests: requests.clone(), stopping: stopping.clone(), room: None };
+        let mut server = Server {
+            sockets: Vec::new(),
+            requests: requests.clone(),
+            stopping: stopping.clone(),
+            room: None,
+        };
         for (card, shape) in room.cards().iter().map(protocol::Shape::of).enumerate() {
             let path = directory.join(format!("card{card}.sock"));
             let listener = listen(&path).map_err(refuse(&path))?;

@@ -125,7 +125,8 @@ pub(super) struct Door {
 }
 
 fn peer_pid(stream: &UnixStream) -> i32 {
-    rustix::net::sockopt::socket_peercred(stream).map_or(0, |credentials| credentials.pid.as_raw_nonzero().get())
+    rustix::net::sockopt::socket_peercred(stream)
+        .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get())
 }
 
 impl Door {
@@ -161,15 +162,21 @@ impl Door {
         if let Err(holder) = self.holder.take(pid, clone) {
             tracing::info!(card = self.shape.name, pid, holder, "a second client was refused");
             let _ = stream.set_read_timeout(Some(REFUSED));
-            let text = format!("{} is held by process {holder}; end it, or use another card", self.shape.name);
+            let text =
+                format!("{} is held by process {holder}; end it, or use another card", self.shape.name);
             if let Ok(Some(message)) = receive(&mut stream) {
                 let _ = refuse(&mut stream, &message, libc::EBUSY, &text);
             }
             return;
         }
         tracing::info!(card = self.shape.name, pid, "client");
-        let mut client =
-            Client { door: self, stream, maps: FileMaps::default(), bars: self.shape.bar_registers(), posted: 0 };
+        let mut client = Client {
+            door: self,
+            stream,
+            maps: FileMaps::default(),
+            bars: self.shape.bar_registers(),
+            posted: 0,
+        };
         let end = client.converse();
         if let Err(error) = &end {
             tracing::debug!(%error, card = self.shape.name, pid, "the connection broke");
@@ -200,7 +207,8 @@ fn receive(stream: &mut UnixStream) -> io::Result<Option<Message>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
-        match recvmsg(&*stream, &mut [IoSliceMut::new(&mut header)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(&*stream, &mut [IoSliceMut::new(&mut header)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        {
             Ok(got) => break got,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -421,13 +429,12 @@ impl Client<'_> {
                 let length = count as usize;
                 let data = match region {
                     CONFIG_REGION => {
-                        let mut data = self.ask(|reply| Request::ReadConfig { card, offset, length, reply })?;
+                        let mut data =
+                            self.ask(|reply| Request::ReadConfig { card, offset, length, reply })?;
                         self.bars.read(offset as usize, &mut data);
                         data
                     }
-                    bar => {
-                        self.ask(|reply| Request::Read { card, bar: bar as u8, offset, length, reply })?
-                    }
+                    bar => self.ask(|reply| Request::Read { card, bar: bar as u8, offset, length, reply })?,
                 };
                 let mut body = message.body[..16].to_vec();
                 body.extend_from_slice(&data);

@@ -23,8 +23,8 @@ use crate::{
 };
 use contract::{Reject, StageCounter, register};
 use host::{
-    Access, Completion, Context, Cq, Device, Gid, Mr, Options, PathMtu, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr,
-    WcStatus, backend::Backend, qp::AddressVector,
+    Access, Completion, Context, Cq, Device, Gid, Mr, Options, PathMtu, Pd, Qp, QpAttr, QpInit, RecvWr,
+    SendWr, WcStatus, backend::Backend, qp::AddressVector,
 };
 use pcie_sim::Event;
 use peer::Packet;
@@ -182,11 +182,7 @@ impl Story {
     /// A QP of a started card, in RESET.
     pub fn qp(&mut self, host: Host, adjust: impl FnOnce(&mut QpInit<'_>)) -> End {
         let qp = {
-            let mut init = QpInit {
-                max_send_sge: 4,
-                max_recv_sge: 4,
-                ..QpInit::rc(&host.cq, &host.cq)
-            };
+            let mut init = QpInit { max_send_sge: 4, max_recv_sge: 4, ..QpInit::rc(&host.cq, &host.cq) };
             adjust(&mut init);
             host.pd.create_qp(&init).unwrap_or_else(|error| panic!("create a QP: {error}"))
         };
@@ -377,7 +373,8 @@ impl Story {
         let cards = lock(&self.room).cards().len();
         let mut wrong = Vec::new();
         for card in 0..cards {
-            let counts = self.counters(card, register::reject_counter(Reject::ALL[0]).into(), Reject::ALL.len());
+            let counts =
+                self.counters(card, register::reject_counter(Reject::ALL[0]).into(), Reject::ALL.len());
             for (reject, count) in Reject::ALL.iter().zip(counts) {
                 match self.expected.get(&(card, *reject)) {
                     Some(None) => {}
@@ -508,12 +505,16 @@ impl End {
     /// Posts a SEND of `length` bytes at `from`, with a completion.
     pub fn send(&self, wr_id: u64, from: usize, length: usize) {
         let sge = [self.memory.sge(from..from + length).expect("a range of the region")];
-        self.qp.post_send(&[SendWr::send(wr_id, &sge).signaled()]).unwrap_or_else(|error| panic!("post a SEND: {error}"));
+        self.qp
+            .post_send(&[SendWr::send(wr_id, &sge).signaled()])
+            .unwrap_or_else(|error| panic!("post a SEND: {error}"));
     }
 
     /// Posts a receive into `length` bytes at `to`.
     pub fn receive(&self, wr_id: u64, to: usize, length: usize) {
         let sge = [self.memory.sge(to..to + length).expect("a range of the region")];
-        self.qp.post_recv(&[RecvWr::new(wr_id, &sge)]).unwrap_or_else(|error| panic!("post a receive: {error}"));
+        self.qp
+            .post_recv(&[RecvWr::new(wr_id, &sge)])
+            .unwrap_or_else(|error| panic!("post a receive: {error}"));
     }
 }

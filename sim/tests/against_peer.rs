@@ -163,7 +163,8 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
         init.max_send_wr = depth;
         init.max_inflight = window;
     });
-    let peer_psn = if dice.percent(50) { 0xff_fff0 + dice.below(16) as u32 } else { dice.below(1 << 24) as u32 };
+    let peer_psn =
+        if dice.percent(50) { 0xff_fff0 + dice.below(16) as u32 } else { dice.below(1 << 24) as u32 };
 
     // connect
     let (peer_qp, key) = {
@@ -196,16 +197,22 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
     // receives: the early ones now
     let mut landing = LANDING;
     let mut landings = Vec::new();
-    let mut card_receives = plans[1].rooms.iter().enumerate().map(|(i, room)| {
-        let mut sges = Vec::new();
-        landings.push(landing);
-        for part in dice.cut(*room) {
-            sges.push(end.memory.sge(landing..landing + part).expect("the landing"));
-            landing += part;
-        }
-        landing += 5;
-        (1000 + i as u64, sges)
-    }).collect::<Vec<_>>().into_iter();
+    let mut card_receives = plans[1]
+        .rooms
+        .iter()
+        .enumerate()
+        .map(|(i, room)| {
+            let mut sges = Vec::new();
+            landings.push(landing);
+            for part in dice.cut(*room) {
+                sges.push(end.memory.sge(landing..landing + part).expect("the landing"));
+                landing += part;
+            }
+            landing += 5;
+            (1000 + i as u64, sges)
+        })
+        .collect::<Vec<_>>()
+        .into_iter();
     let mut peer_receives =
         plans[0].rooms.iter().enumerate().map(|(i, room)| (1000 + i as u64, Landing::Owned(*room)));
     let post_card = |(wr_id, sges): (u64, Vec<host::qp::Sge>)| {
@@ -244,13 +251,15 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
             None => SendOp::Send { imm: work.imm },
             Some(at) => SendOp::Write { va: va + at as u64, rkey: end.memory.rkey(), imm: work.imm },
         };
-        let wr = peer::SendWr { signaled: work.signaled, ..peer::SendWr::new(work.wr_id, op, work.data.clone()) };
+        let wr =
+            peer::SendWr { signaled: work.signaled, ..peer::SendWr::new(work.wr_id, op, work.data.clone()) };
         lock(&story.room).peer().post_send(peer_qp, wr).expect("post a send");
     }
 
     // run
     let (mut card_done, mut peer_done) = (Vec::new(), Vec::new());
-    let wanted = [plans[0].sends.len() + plans[1].receives.len(), plans[1].sends.len() + plans[0].receives.len()];
+    let wanted =
+        [plans[0].sends.len() + plans[1].receives.len(), plans[1].sends.len() + plans[0].receives.len()];
     let start = story.now();
     let mut turns = 0;
     loop {
@@ -286,12 +295,17 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
     card_done.extend_from_slice(&entries[..count]);
     assert!(card_done.iter().all(|c| c.status == WcStatus::Success), "card: {card_done:?}");
     assert!(peer_done.iter().all(|c| c.status == WcStatus::Success), "peer: {peer_done:?}");
-    let (card_received, card_sent): (Vec<_>, Vec<_>) = card_done.into_iter().partition(Completion::is_receive);
+    let (card_received, card_sent): (Vec<_>, Vec<_>) =
+        card_done.into_iter().partition(Completion::is_receive);
     let sent: Vec<u64> = card_sent.iter().map(|c| c.wr_id).collect();
     assert_eq!(sent, plans[0].sends, "sends of the card");
     assert_eq!(card_received.len(), plans[1].receives.len(), "receives of the card");
     for (i, (c, (opcode, data, length, imm))) in card_received.iter().zip(&plans[1].receives).enumerate() {
-        assert_eq!((c.wr_id, c.opcode, c.byte_len, c.imm), (1000 + i as u64, *opcode, *length, *imm), "receive {i}");
+        assert_eq!(
+            (c.wr_id, c.opcode, c.byte_len, c.imm),
+            (1000 + i as u64, *opcode, *length, *imm),
+            "receive {i}"
+        );
         story.memory_matches(&end.memory, landings[i], data);
     }
     story.memory_matches(&end.memory, TARGET, &plans[1].memory);
@@ -320,7 +334,9 @@ fn programs(name: &str, seeds: std::ops::Range<u64>) -> Troubles {
         let run = std::panic::AssertUnwindSafe(|| program(&mut story, host, seed));
         host = match std::panic::catch_unwind(run) {
             Ok(host) => host,
-            Err(_) => panic!("program {seed} differs; alone: VERBENA_SEED={seed} cargo test -p sim --test against_peer"),
+            Err(_) => panic!(
+                "program {seed} differs; alone: VERBENA_SEED={seed} cargo test -p sim --test against_peer"
+            ),
         };
     }
     let mut troubles = Troubles::default();
@@ -368,10 +384,17 @@ fn random_programs_end_as_written_at_both_ends() {
             }
         }
     });
-    println!("{count} programs, 0 differences; provoked: {:?}", all.0.iter().filter(|(_, n)| **n > 0).collect::<Vec<_>>());
-    for reject in
-        [Reject::BadFcs, Reject::PsnOutOfSequence, Reject::PsnOutOfSequenceRepeat, Reject::Duplicate, Reject::ReceiverNotReady]
-    {
+    println!(
+        "{count} programs, 0 differences; provoked: {:?}",
+        all.0.iter().filter(|(_, n)| **n > 0).collect::<Vec<_>>()
+    );
+    for reject in [
+        Reject::BadFcs,
+        Reject::PsnOutOfSequence,
+        Reject::PsnOutOfSequenceRepeat,
+        Reject::Duplicate,
+        Reject::ReceiverNotReady,
+    ] {
         assert!(count < 100 || all.0[reject.name()] > 10, "too little {} to prove anything", reject.name());
     }
 }

@@ -192,7 +192,8 @@ fn the_card_sends_the_same_bytes_for_the_same_work() {
         peer.create_qp_numbered(theirs, 1).expect("create");
         for (key, (va, end)) in ranges(&frames, them) {
             let bytes = vec![0; (end - va) as usize];
-            peer.register_as(key, Region { pd: 1, va, access: access::REMOTE_WRITE, bytes }).expect("register");
+            peer.register_as(key, Region { pd: 1, va, access: access::REMOTE_WRITE, bytes })
+                .expect("register");
         }
         let label = format!("golden_{name}_from_{}", if side == A { "a" } else { "b" });
         let (mut story, end) = stand_in(&label, &frames, side, Some(peer));

@@ -1,6 +1,9 @@
 //! Cards served to real drivers over vfio-user: two clients, a third that is refused, one that dies, and nobody.
 
-use host::{Access, Context, Cq, Device, DeviceAddress, Mr, Options, Pd, Qp, QpInit, SendWr, WcStatus, backend::Backend};
+use host::{
+    Access, Context, Cq, Device, DeviceAddress, Mr, Options, Pd, Qp, QpInit, SendWr, WcStatus,
+    backend::Backend,
+};
 use sim::{
     room::{Room, RoomConfig},
     server::Server,
@@ -217,7 +220,10 @@ fn nonsense_on_the_socket_is_refused_and_the_card_stays_usable() {
     for message in [
         &[1u8, 0, 99, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
         &[1, 0, 9, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-        &[1, 0, 9, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0, 4, 0, 0, 0],
+        &[
+            1, 0, 9, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0,
+            0, 4, 0, 0, 0,
+        ],
     ] {
         let mut stream = std::os::unix::net::UnixStream::connect(folder.path().join("card0.sock")).unwrap();
         stream.write_all(message).unwrap();
@@ -230,8 +236,9 @@ fn nonsense_on_the_socket_is_refused_and_the_card_stays_usable() {
     let mut stream = std::os::unix::net::UnixStream::connect(folder.path().join("card0.sock")).unwrap();
     stream.write_all(&[1, 0, 9, 0, 255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     assert_eq!(stream.read(&mut [0; 16]).unwrap_or(0), 0);
-    let backend: Arc<dyn Backend> =
-        Arc::new(host::backend::vfio_user::VfioUser::connect("card0", &folder.path().join("card0.sock")).unwrap());
+    let backend: Arc<dyn Backend> = Arc::new(
+        host::backend::vfio_user::VfioUser::connect("card0", &folder.path().join("card0.sock")).unwrap(),
+    );
     Device::new(backend).unwrap();
     server.stop().unwrap();
 }

@@ -77,10 +77,13 @@ fn sends_go_both_ways_at_once() {
         b.send(i, i as usize * 4000, 4000);
     }
     for end in [&a, &b] {
-        let mut done: Vec<u64> = (0..10).map(|_| story.completion(end)).map(|c| {
-            assert_eq!(c.status, WcStatus::Success, "{c:?}");
-            c.wr_id
-        }).collect();
+        let mut done: Vec<u64> = (0..10)
+            .map(|_| story.completion(end))
+            .map(|c| {
+                assert_eq!(c.status, WcStatus::Success, "{c:?}");
+                c.wr_id
+            })
+            .collect();
         done.sort();
         assert_eq!(done, [0, 1, 2, 3, 4, 100, 101, 102, 103, 104]);
     }
@@ -205,7 +208,8 @@ fn a_lost_middle_packet_is_named_by_one_nak_and_sent_again_from_there() {
     assert!(!again.lost && again.at - nak.at < 20 * US, "{} ns", (again.at - nak.at) / 1000);
     story.completes(&a, 1);
     story.memory_matches(&b.memory, 0, &bytes);
-    let naks = story.packets().iter().filter(|seen| syndrome(&seen.packet) == Syndrome::NAK_PSN_SEQUENCE).count();
+    let naks =
+        story.packets().iter().filter(|seen| syndrome(&seen.packet) == Syndrome::NAK_PSN_SEQUENCE).count();
     assert_eq!(naks, 1);
     story.announce(1, Reject::PsnOutOfSequence, 1);
     story.allow(1, Reject::PsnOutOfSequenceRepeat);
@@ -442,7 +446,8 @@ fn the_same_seed_gives_the_same_packets_at_the_same_times() {
         for i in 0..6 {
             story.completes(&a, i);
         }
-        let packets: Vec<_> = story.packets().into_iter().map(|seen| (seen.at, seen.from, seen.packet)).collect();
+        let packets: Vec<_> =
+            story.packets().into_iter().map(|seen| (seen.at, seen.from, seen.packet)).collect();
         packets
     };
     let one = run("the_same_seed_gives_the_same_packets_at_the_same_times");

@@ -77,7 +77,8 @@ impl Tally {
         self.lost += u64::from(lost);
         if packet.aeth.is_none() {
             let psn = packet.bth.psn;
-            let highest = self.highest.entry((from, packet.bth.dest_qp)).or_insert(psn.wrapping_sub(1) & 0xff_ffff);
+            let highest =
+                self.highest.entry((from, packet.bth.dest_qp)).or_insert(psn.wrapping_sub(1) & 0xff_ffff);
             if contract::wire::psn_distance(psn, *highest) > 0 {
                 *highest = psn;
                 if from == Side::A {
@@ -173,7 +174,14 @@ fn words(stderr: impl Read + Send + 'static) -> Arc<Mutex<String>> {
 }
 
 /// Moves `source` to `copy` by two processes; tells how far it is.
-fn transfer(run: &Path, op: &str, source: &Path, copy: &Path, tally: &Mutex<Tally>, length: u64) -> anyhow::Result<()> {
+fn transfer(
+    run: &Path,
+    op: &str,
+    source: &Path,
+    copy: &Path,
+    tally: &Mutex<Tally>,
+    length: u64,
+) -> anyhow::Result<()> {
     let mut receiver = driver(run, 1, op, copy, ["--listen", "127.0.0.1:0"])?;
     let heard = words(receiver.0.stderr.take().context("the receiver's stderr")?);
     let start = Instant::now();
@@ -231,10 +239,14 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let kind = fs::metadata(&source).with_context(|| format!("read {}", source.display()))?;
     ensure!(kind.is_file(), "read {}: not a regular file", source.display());
     let (hash, length) = sha256(&source)?;
-    let name = args.file.as_ref().map_or_else(|| "generated file".to_owned(), |path| path.display().to_string());
+    let name =
+        args.file.as_ref().map_or_else(|| "generated file".to_owned(), |path| path.display().to_string());
     println!("{name}: {length} bytes\n  SHA-256 {hash}");
     if length > 16 << 20 {
-        eprintln!("the cards run thousands of times slower than real ones; {} MiB take a while", length >> 20);
+        eprintln!(
+            "the cards run thousands of times slower than real ones; {} MiB take a while",
+            length >> 20
+        );
     }
     let capture = args.capture.clone().unwrap_or_else(|| {
         let models = verilated::Source::default_directory();
@@ -251,7 +263,8 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
     let server = Server::start(room, &folder.path().join("run"))?;
     let start = Instant::now();
     let mut rows = Vec::new();
-    for (wire, loss) in [("clean wire".to_owned(), 0.0), (format!("{} % loss", args.loss * 100.0), args.loss)] {
+    for (wire, loss) in [("clean wire".to_owned(), 0.0), (format!("{} % loss", args.loss * 100.0), args.loss)]
+    {
         server.change(move |room| {
             room.change_wire(|wire, _| Side::BOTH.map(|side| wire.set_faults(side, Faults::loss(loss))));
         });
@@ -307,5 +320,8 @@ fn table(rows: &[Row]) {
             row.wall.as_secs_f64()
         );
     }
-    println!("bound: {bound:.3} Gb/s, 10 Gb/s of line with {MTU} bytes in each {} of line time", MTU + OVERHEAD);
+    println!(
+        "bound: {bound:.3} Gb/s, 10 Gb/s of line with {MTU} bytes in each {} of line time",
+        MTU + OVERHEAD
+    );
 }

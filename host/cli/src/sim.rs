@@ -59,7 +59,11 @@ fn probability(text: &str) -> Result<f64, String> {
         None => (text, 1.0),
     };
     let value = number.parse::<f64>().map_err(|error| error.to_string())? / scale;
-    if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("not between 0 and 1 (or 0% and 100%)".to_owned()) }
+    if (0.0..=1.0).contains(&value) {
+        Ok(value)
+    } else {
+        Err("not between 0 and 1 (or 0% and 100%)".to_owned())
+    }
 }
 
 /// What to simulate.
@@ -106,11 +110,15 @@ pub fn model(waves: bool) -> anyhow::Result<CardModel> {
     let progress = |step: verilated::Progress| {
         let at = start.elapsed().as_secs();
         match step {
-            verilated::Progress::Waiting => eprintln!("[{at:3} s] waiting for another process that builds the card"),
+            verilated::Progress::Waiting => {
+                eprintln!("[{at:3} s] waiting for another process that builds the card")
+            }
             verilated::Progress::Translating => {
                 eprintln!("[{at:3} s] building the card's model; once, a minute or two");
             }
-            verilated::Progress::Compiling { done, total } => eprintln!("[{at:3} s] compiled {done} of {total}"),
+            verilated::Progress::Compiling { done, total } => {
+                eprintln!("[{at:3} s] compiled {done} of {total}")
+            }
             verilated::Progress::Linking => eprintln!("[{at:3} s] linking"),
         }
     };
@@ -179,7 +187,11 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         let rows: Vec<String> = cards.iter().map(|card| format!("{}={}", card.ip, Mac(card.mac))).collect();
         lines += &format!("VERBENA_NEIGHBOURS={}\n", rows.join(","));
     }
-    if args.capture.as_deref() == Some(Path::new("-")) { eprint!("{lines}") } else { print!("{lines}") }
+    if args.capture.as_deref() == Some(Path::new("-")) {
+        eprint!("{lines}")
+    } else {
+        print!("{lines}")
+    }
     while !stop.load(Ordering::Relaxed) && server.is_running() {
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -57,10 +57,8 @@ impl Holder {
     fn take(&self, pid: i32) -> Result<(), i32> {
         let held = self.pid.lock().unwrap_or_else(PoisonError::into_inner);
         let leaving = |held: &mut Option<i32>| held.is_some_and(|holder| !is_alive(holder) || holder == pid);
-        let (mut held, _) = self
-            .freed
-            .wait_timeout_while(held, CLEANING, leaving)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (mut held, _) =
+            self.freed.wait_timeout_while(held, CLEANING, leaving).unwrap_or_else(PoisonError::into_inner);
         match *held {
             Some(holder) => Err(holder),
             None => {
@@ -96,8 +94,12 @@ impl Server {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(refuse(directory))?;
         let (requests, inbox) = mpsc::channel();
         let stopping = Arc::new(AtomicBool::new(false));
-        let mut server =
-            Server { sockets: Vec::new(), requests: requests.clone(), stopping: stopping.clone(), room: None };
+        let mut server = Server {
+            sockets: Vec::new(),
+            requests: requests.clone(),
+            stopping: stopping.clone(),
+            room: None,
+        };
         for (card, shape) in room.cards().iter().map(protocol::Shape::of).enumerate() {
             let path = directory.join(format!("card{card}.sock"));
             let listener = listen(&path).map_err(refuse(&path))?;

@@ -23,17 +23,61 @@ pub(super) type Reply<T> = Sender<io::Result<T>>;
 
 /// What is asked of the room.
 pub(super) enum Request {
-    Read { card: usize, bar: u8, offset: u64, length: usize, reply: Reply<Vec<u8>> },
-    Write { card: usize, bar: u8, offset: u64, data: Vec<u8> },
-    ReadConfig { card: usize, offset: u64, length: usize, reply: Reply<Vec<u8>> },
-    WriteConfig { card: usize, offset: u64, data: Vec<u8> },
-    Map { card: usize, iova: u64, length: u64, permissions: Permissions, backing: Box<dyn Backing>, offset: u64, reply: Reply<()> },
-    Unmap { card: usize, range: Option<(u64, u64)>, reply: Reply<u64> },
-    Vectors { card: usize, first: usize, descriptors: Vec<Option<OwnedFd>> },
-    ClearVectors { card: usize },
-    Reset { card: usize, reply: Reply<()> },
+    Read {
+        card: usize,
+        bar: u8,
+        offset: u64,
+        length: usize,
+        reply: Reply<Vec<u8>>,
+    },
+    Write {
+        card: usize,
+        bar: u8,
+        offset: u64,
+        data: Vec<u8>,
+    },
+    ReadConfig {
+        card: usize,
+        offset: u64,
+        length: usize,
+        reply: Reply<Vec<u8>>,
+    },
+    WriteConfig {
+        card: usize,
+        offset: u64,
+        data: Vec<u8>,
+    },
+    Map {
+        card: usize,
+        iova: u64,
+        length: u64,
+        permissions: Permissions,
+        backing: Box<dyn Backing>,
+        offset: u64,
+        reply: Reply<()>,
+    },
+    Unmap {
+        card: usize,
+        range: Option<(u64, u64)>,
+        reply: Reply<u64>,
+    },
+    Vectors {
+        card: usize,
+        first: usize,
+        descriptors: Vec<Option<OwnedFd>>,
+    },
+    ClearVectors {
+        card: usize,
+    },
+    Reset {
+        card: usize,
+        reply: Reply<()>,
+    },
     /// The client is gone: unmap, reset, enumerate.
-    Leave { card: usize, reply: Reply<()> },
+    Leave {
+        card: usize,
+        reply: Reply<()>,
+    },
     Summary(Sender<Summary>),
     Change(Box<dyn FnOnce(&mut Room) + Send>),
     Stop,

@@ -80,7 +80,8 @@ pub(super) struct Door {
 }
 
 fn peer_pid(stream: &UnixStream) -> i32 {
-    rustix::net::sockopt::socket_peercred(stream).map_or(0, |credentials| credentials.pid.as_raw_nonzero().get())
+    rustix::net::sockopt::socket_peercred(stream)
+        .map_or(0, |credentials| credentials.pid.as_raw_nonzero().get())
 }
 
 impl Door {
@@ -109,7 +110,8 @@ impl Door {
         if let Err(holder) = self.holder.take(pid) {
             tracing::info!(card = self.shape.name, pid, holder, "a second client was refused");
             let _ = stream.set_read_timeout(Some(PATIENCE));
-            let text = format!("{} is held by process {holder}; end it, or use another card", self.shape.name);
+            let text =
+                format!("{} is held by process {holder}; end it, or use another card", self.shape.name);
             if let Ok(Some(message)) = receive(&mut stream) {
                 let _ = refuse(&mut stream, &message, libc::EBUSY, &text);
             }
@@ -146,7 +148,8 @@ fn receive(stream: &mut UnixStream) -> io::Result<Option<Message>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
-        match recvmsg(&*stream, &mut [IoSliceMut::new(&mut header)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(&*stream, &mut [IoSliceMut::new(&mut header)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        {
             Ok(got) => break got,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -347,9 +350,7 @@ impl Client<'_> {
                 let length = count as usize;
                 let data = match region {
                     CONFIG_REGION => self.ask(|reply| Request::ReadConfig { card, offset, length, reply })?,
-                    bar => {
-                        self.ask(|reply| Request::Read { card, bar: bar as u8, offset, length, reply })?
-                    }
+                    bar => self.ask(|reply| Request::Read { card, bar: bar as u8, offset, length, reply })?,
                 };
                 let mut body = message.body[..16].to_vec();
                 body.extend_from_slice(&data);

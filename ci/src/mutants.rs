@@ -2,15 +2,17 @@
 //! named beside each find it.
 //!
 //! ```text
-//! ci/mutants.txt ──> a checkout of HEAD under target/mutants ──> one fault in ──> cargo test of one block ──> killed?
+//! ci/mutants.txt ──> a checkout of HEAD under target/mutants ──> one fault in ──> one block's tests ──> killed?
 //! ```
-//! A fault whose text is gone, stands twice, or does not compile is an error of the list, not a kill. The block tests
-//! pass without any fault first. Nothing outside of the target folder is written.
+//! A fault whose text is gone, stands twice, or does not compile is an error of the list, not a kill. The block tests pass without any fault first. A test that hangs counts as failed. Nothing
+//! outside of the target folder is written; checkout and builds stay there, so that the next run builds little.
 
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use crate::{Args, Task, run};
 
@@ -18,7 +20,7 @@ use crate::{Args, Task, run};
 pub const TASK: Task = Task {
     name: "mutants",
     args: "[TEXT]",
-    about: "plant the committed RTL faults (those whose name contains TEXT); the tests must find each",
+    about: "plant the committed RTL faults (those with TEXT in `TARGET: NAME`); the tests must find each",
     needs: &["ci/mutants.txt"],
     run: mutants,
 };
@@ -97,6 +99,92 @@ fn plant(tree: &Path, m: &Mutant) -> Result<String> {
     Ok(good)
 }
 
+/// How the mutants are built: optimisation and debug information cost more than they bring.
+const QUICK: [(&str, &str); 2] = [("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_PROFILE_DEV_OPT_LEVEL", "0")];
+/// A test that takes longer than this hangs, which is as good as a failure.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// The checkout of HEAD and the builds in it.
+struct Bench {
+    tree: PathBuf,
+    target: PathBuf,
+}
+
+impl Bench {
+    /// Brings the checkout to HEAD. Files that are as they should be are not touched, so that cargo builds little.
+    fn new() -> Result<Bench> {
+        let base = run::target().join("mutants");
+        let bench = Bench { tree: base.join("tree"), target: base.join("target") };
+        std::fs::create_dir_all(&bench.tree).context("create target/mutants/tree")?;
+        let tree = format!("--work-tree={}", bench.tree.display());
+        let mut git = run::command("git", [&tree, "read-tree", "--reset", "-u", "HEAD"]);
+        run::show(git.env("GIT_INDEX_FILE", base.join("index")))?;
+        Ok(bench)
+    }
+
+    /// Builds a test target: its program, or what the compiler said.
+    fn build(&self, package: &str, test: &str) -> Result<Result<PathBuf, String>> {
+        let mut cargo = run::cargo(["test", "--no-run", "--package", package, "--test", test]);
+        cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never");
+        let output = cargo.envs(QUICK).output().context("run cargo")?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() {
+            return Ok(Err(said));
+        }
+        let program = said.lines().find(|l| l.trim_start().starts_with("Executable"));
+        let path = program.and_then(|l| l.split_once('(')).and_then(|(_, l)| l.strip_suffix(')'));
+        let path = path.with_context(|| format!("cargo names no program for {package} {test}:\n{said}"))?;
+        Ok(Ok(self.tree.join(path)))
+    }
+
+    /// Runs a test program: whether all of its tests passed. Prints which did not.
+    fn passes(&self, program: &Path, package: &str) -> Result<bool> {
+        let manifest = self.manifest_dir(package)?;
+        let log = self.target.join("output");
+        let file = std::fs::File::create(&log).context("create the output file")?;
+        let mut test = std::process::Command::new(program);
+        test.current_dir(&manifest).env("CARGO_MANIFEST_DIR", &manifest);
+        test.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut child = test.spawn().with_context(|| format!("start {}", program.display()))?;
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            if start.elapsed() > HANGS {
+                println!("    no end after {} s", HANGS.as_secs());
+                child.kill()?;
+                break child.wait()?;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let output = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+        for line in output.lines().filter(|l| l.starts_with("test ") && l.ends_with(" ... FAILED")) {
+            println!("    {}", line.trim_start_matches("test ").trim_end_matches(" ... FAILED"));
+        }
+        Ok(status.success())
+    }
+
+    /// Where a package's manifest is: the member of the workspace whose folder has its name.
+    fn manifest_dir(&self, package: &str) -> Result<PathBuf> {
+        let places = ["hdl", "sim", "."];
+        let found =
+            places.iter().map(|p| self.tree.join(p).join(package)).find(|p| p.join("Cargo.toml").exists());
+        found.with_context(|| format!("ci/mutants.txt: no folder of a package `{package}`"))
+    }
+
+    /// Puts the fault in, builds, runs, takes it out: whether the tests found it.
+    fn kills(&self, m: &Mutant) -> Result<bool> {
+        let good = plant(&self.tree, m)?;
+        let found = self.build(&m.package, &m.test).and_then(|built| match built {
+            Ok(program) => Ok(!self.passes(&program, &m.package)?),
+            Err(said) => bail!("`{}` does not compile:\n{said}", m.name),
+        });
+        std::fs::write(self.tree.join(&m.file), good).context("restore the file")?;
+        found
+    }
+}
+
 fn mutants(mut args: Args) -> Result<()> {
     let mut only = String::new();
     while let Some(arg) = args.next()? {
@@ -106,45 +194,42 @@ fn mutants(mut args: Args) -> Result<()> {
         }
     }
     let text = std::fs::read_to_string(run::root().join("ci/mutants.txt")).context("read ci/mutants.txt")?;
-    let list: Vec<Mutant> = parse(&text)?.into_iter().filter(|m| m.name.contains(&only)).collect();
-    let base = run::target().join("mutants");
-    let tree = base.join("tree");
-    std::fs::create_dir_all(&base).context("create target/mutants")?;
-    if tree.exists() {
-        run::show(&mut run::command("git", ["worktree", "remove", "--force", &tree.to_string_lossy()]))?;
+    let wanted = |m: &Mutant| format!("{}: {}", m.test, m.name).contains(&only);
+    let list: Vec<Mutant> = parse(&text)?.into_iter().filter(wanted).collect();
+    if list.is_empty() {
+        bail!("no fault of ci/mutants.txt has `{only}` in `TARGET: NAME`");
     }
-    run::show(&mut run::command("git", ["worktree", "add", "--detach", &tree.to_string_lossy(), "HEAD"]))?;
-    let cargo = |args: &[&str]| {
-        let mut command = run::cargo(args);
-        command.current_dir(&tree).env("CARGO_TARGET_DIR", base.join("target"));
-        command
-    };
+    let start = Instant::now();
+    let bench = Bench::new()?;
     let blocks: BTreeSet<(&str, &str)> = list.iter().map(|m| (m.package.as_str(), m.test.as_str())).collect();
     for (package, test) in &blocks {
-        run::show(&mut cargo(&["test", "--quiet", "--package", package, "--test", test]))
-            .with_context(|| format!("{package} {test} must pass without a fault"))?;
+        println!("{package} {test} without a fault");
+        match bench.build(package, test)? {
+            Ok(program) if bench.passes(&program, package)? => {}
+            Ok(_) => {
+                bail!("{package} {test} fails without a fault: run `cargo test -p {package} --test {test}`")
+            }
+            Err(said) => bail!("{package} {test} does not compile:\n{said}"),
+        }
     }
     let mut survivors = vec![];
     for (i, m) in list.iter().enumerate() {
-        println!("mutant {}/{}: {}", i + 1, list.len(), m.name);
-        let good = plant(&tree, m)?;
-        let target = ["--package", &m.package, "--test", &m.test];
-        let built = cargo(&[&["test", "--quiet", "--no-run"], &target[..]].concat()).output();
-        let tested = cargo(&[&["test", "--quiet"], &target[..]].concat()).output();
-        std::fs::write(tree.join(&m.file), good).context("restore the file")?;
-        let built = built.context("run cargo")?;
-        if !built.status.success() {
-            bail!("`{}` does not compile:\n{}", m.name, String::from_utf8_lossy(&built.stderr));
-        }
-        if tested.context("run cargo")?.status.success() {
-            println!("  survived {} {}", m.package, m.test);
-            survivors.push(m.name.clone());
+        let began = Instant::now();
+        println!("{}/{} {}: {}", i + 1, list.len(), m.test, m.name);
+        let killed = bench.kills(m)?;
+        println!(
+            "  {} in {:.1} s",
+            if killed { "killed" } else { "SURVIVED" },
+            began.elapsed().as_secs_f64()
+        );
+        if !killed {
+            survivors.push(format!("{}: {}", m.test, m.name));
         }
     }
-    run::show(&mut run::command("git", ["worktree", "remove", "--force", &tree.to_string_lossy()]))?;
-    println!("{} mutants, {} killed", list.len(), list.len() - survivors.len());
+    let seconds = start.elapsed().as_secs();
+    println!("{} faults, {} killed, {seconds} s", list.len(), list.len() - survivors.len());
     if !survivors.is_empty() {
-        bail!("survived: {}", survivors.join("; "));
+        bail!("survived:\n  {}", survivors.join("\n  "));
     }
     Ok(())
 }
@@ -158,6 +243,7 @@ mod tests {
         let list = parse("// why\n# a rule\nfile x.rs\ntest nic check\n-old\n-  two\n+new\n").unwrap();
         assert_eq!((list[0].old.as_str(), list[0].new.as_str()), ("old\n  two", "new"));
         assert_eq!((list[0].package.as_str(), list[0].test.as_str()), ("nic", "check"));
+        assert!(parse("# a rule\nfile x.rs\ntest nic\n-old\n").is_err());
         assert!(parse("file x.rs\n").is_err());
         assert!(parse("# a rule\nfile x.rs\ntest nic check\n-old\n+old\n").is_err());
         assert!(parse("# a rule\nwhat\n").is_err());

@@ -7,7 +7,8 @@
 
 use crate::room::Room;
 use pcie_sim::Event;
-use std::os::fd::{AsRawFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::OwnedFd;
 
 /// Address of every interrupt message.
 pub const MESSAGE_ADDRESS: u64 = 0xfee0_0000;
@@ -35,9 +36,7 @@ impl Function {
         match &event {
             Event::Msix { address: MESSAGE_ADDRESS, data, .. } => {
                 if let Some(Some(fd)) = self.vectors.get(*data as usize) {
-                    let one = 1u64.to_ne_bytes();
-                    // SAFETY: eight bytes of an open descriptor. A full counter is an interrupt that is pending anyway.
-                    unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), 8) };
+                    ring(fd);
                     return false;
                 }
             }
@@ -51,6 +50,16 @@ impl Function {
             self.events.push(event);
         }
         false
+    }
+}
+
+/// Rings an eventfd. One whose counter is full is an interrupt that is pending anyway; it belongs to the client, who may
+/// have made it blocking, so it is asked first.
+fn ring(fd: &OwnedFd) {
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if poll(&mut fds, Some(&at_once)).is_ok_and(|ready| ready > 0) {
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
     }
 }
 

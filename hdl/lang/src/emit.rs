@@ -661,6 +661,11 @@ impl<'a> Emitter<'a> {
                 writeln!(out, "  assign {o} = {name}[{address}];").expect("string");
                 continue;
             };
+            if r.enable.and_then(|e| self.known(e)) == Some(false) {
+                // a word that is never read stays at zero
+                writeln!(out, "  assign {o} = {}'h0;", x.width).expect("string");
+                continue;
+            }
             let clock = self.read(self.m.domains[domain].clock);
             let en = r.enable.map(|e| self.read(e)).filter(|e| *e != "1'h1");
             let en = en.map(|e| format!("if ({}) ", bare(e))).unwrap_or_default();

@@ -184,7 +184,7 @@ fn lint(file: &str, text: &str) -> Vec<(String, String)> {
 
 #[test]
 fn a_rich_design_draws_no_warning_that_is_not_waived_by_name() {
-    let stub = "module LIBRARY_BUFFER #(parameter MODE = \"\", parameter DELAY = 0) \
+    let stub = "// verilator lint_off UNUSEDPARAM\nmodule LIBRARY_BUFFER #(parameter MODE = \"\", parameter DELAY = 0) \
                 (input wire i, output wire o);\n  assign o = i;\nendmodule\n";
     let text = text(&Rich, true) + stub;
     let waived = |name: &str| WAIVERS.iter().any(|w| w.0 == name);
@@ -192,8 +192,8 @@ fn a_rich_design_draws_no_warning_that_is_not_waived_by_name() {
     assert!(bad.is_empty(), "{bad:#?}\n{text}");
     // the judge sees a planted fault
     let planted = text.replace(
-        "endmodule\nmodule LIBRARY_BUFFER",
-        "  wire [3:0] planted = 5'd3;\nendmodule\nmodule LIBRARY_BUFFER",
+        "endmodule\n// verilator lint_off",
+        "  wire [3:0] planted = 5'd3;\nendmodule\n// verilator lint_off",
     );
     assert!(lint("planted.sv", &planted).iter().any(|w| w.0.starts_with("WIDTH")));
 }

@@ -704,6 +704,7 @@ fn every_operator_agrees_with_paper_arithmetic_at_widths_1_to_130() {
             }
         }
     }
+}
 
 /// A child that names its clock and reset, as one with several clocks does.
 #[derive(Debug)]

@@ -4,9 +4,11 @@
 //! `Initialise` to the stages that own state words, fence tokens, and one response per command, in order, never
 //! none: bad input gets a status. At reset it clears every table entry first.
 //!
-//! Destroying (and resetting a QP): the entry is made invalid, then one token goes through transmit (from schedule)
-//! and one through receive (from check). When both have come back, every read of the object is over and every write
-//! accepted, so the response, which follows in the same stream of writes, tells that no DMA touches it any more.
+//! Destroying, and moving a QP to RESET or ERR: the entry is made invalid (or the new state written), then one token
+//! goes through transmit (from schedule) and one through receive (from check). When both have come back, every read of
+//! the object is over and its payload written. Then every stage serves one `Initialise` (an empty one if nothing starts
+//! anew), so none is in the middle of the QP, and complete finishes the CQEs that were on their way. The response,
+//! which follows in the same stream of writes, tells that no DMA touches the object and no CQE of it is to come.
 
 use crate::config::Config;
 use crate::flow::{
@@ -20,6 +22,9 @@ use hdl::{
     Bundle, EnumSig, HwEnum, Memory, Module, PortBuilder, Ports, Sig, Stream, all_of, any_of, cat, high, lit,
     low, mux, reg, reg_init, when, wire,
 };
+
+/// Bits of the counts of CQEs: more than can be on their way at once.
+pub const COUNT: u32 = 8;
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -66,6 +71,10 @@ pub struct CommandIo {
     pub fence_receive: Stream<Sig>,
     /// It came back from place.
     pub fence_receive_done: Sig,
+    /// CQEs handed to complete so far.
+    pub completions_entered: Sig,
+    /// CQEs that complete has written or refused so far.
+    pub completions_finished: Sig,
     /// The QP whose live state a query wants; words arrive one clock later.
     pub query_qp: Sig,
     /// Its expected PSN.
@@ -110,6 +119,8 @@ impl Ports for CommandIo {
             fence_transmit_done: p.input("fence_transmit_done", &1.into()),
             fence_receive: p.source("fence_receive", &1.into()),
             fence_receive_done: p.input("fence_receive_done", &1.into()),
+            completions_entered: p.input("completions_entered", &COUNT.into()),
+            completions_finished: p.input("completions_finished", &COUNT.into()),
             query_qp: p.output("query_qp", &c.qp_bits().into()),
             query_epsn: p.input("query_epsn", &PSN.into()),
             query_next_psn: p.input("query_next_psn", &PSN.into()),
@@ -148,6 +159,8 @@ enum Phase {
     Return,
     /// Hands out fresh state.
     Initialise,
+    /// Waits for the CQEs that were on their way.
+    Settle,
     /// Collects a query's answer.
     Query,
     /// Builds a quarter of the response.
@@ -178,6 +191,11 @@ enum Kind {
     Modify,
     Query,
     Destroy,
+}
+
+/// The command writes the words that hold state, PSNs and retries.
+fn whole_rights(h: &CommandEntryBits) -> Sig {
+    h.word_mask.bits(0, 3).all()
 }
 
 impl Module for Command {
@@ -313,6 +331,7 @@ impl Module for Command {
         let factory = port_set | io.factory_mtu.eq(0);
         io.port_mtu.set(mux(factory, port_mtu, io.factory_mtu));
 
+        let expected = reg("expected", COUNT);
         let quarter = reg("quarter", 2);
         let step = reg("step", 4);
         // initialise streams
@@ -322,9 +341,11 @@ impl Module for Command {
             s.valid.set(*open);
             s.data.qp.set(index.resize(c.qp_bits()));
             let fresh = h.reset_all | creates;
-            s.data.receive.set(h.init_receive | fresh);
-            s.data.send.set(h.init_send | fresh);
-            s.data.reset.set(fresh);
+            // flags of anything but a QP's creation or modification are empty
+            let some = creates | modifies;
+            s.data.receive.set((h.init_receive | fresh) & some);
+            s.data.send.set((h.init_send | fresh) & some);
+            s.data.reset.set(fresh & some);
             s.data.rq_psn.set(psns.bits(0, PSN));
             s.data.sq_psn.set(psns.bits(32, PSN));
             s.data.retry_cnt.set(retries.bits(0, 3));
@@ -451,7 +472,7 @@ impl Module for Command {
                 phase.set(Phase::Build);
                 step.set(0);
                 // the mask must name the rights line if the state is to change
-                let whole_rights = h.word_mask.bits(0, 3).all();
+                let whole_rights = whole_rights(&h);
                 let resets = new_state.eq(QpState::Reset as u64) & h.reset_all;
                 when(sets_port, || {
                     phase.set(Phase::Words);
@@ -509,11 +530,12 @@ impl Module for Command {
                 when(!sets_port & word.eq(words - 1), || {
                     phase.set(Phase::Build);
                     step.set(0);
-                    when(is_qp & h.reset_all & !creates, || phase.set(Phase::Fence))
+                    let ends = whole_rights(&h) & new_state.eq(QpState::Err as u64);
+                    when(is_qp & (h.reset_all | ends) & !creates, || phase.set(Phase::Fence))
                         .elif(is_qp & (creates | h.init_receive | h.init_send), || {
                             phase.set(Phase::Initialise)
                         });
-                    when(is_qp & (creates | (!h.reset_all & (h.init_receive | h.init_send))), || {
+                    when(is_qp & (creates | (!h.reset_all & !ends & (h.init_receive | h.init_send))), || {
                         open.iter().for_each(|o| o.set(high()));
                     });
                 });
@@ -525,21 +547,17 @@ impl Module for Command {
             }
             Phase::Return => {
                 when(all_of(&returned), || {
-                    when(destroys, || {
-                        phase.set(Phase::Build);
-                        step.set(0);
-                    })
-                    .otherwise(|| {
-                        open.iter().for_each(|o| o.set(high()));
-                        phase.set(Phase::Initialise);
-                    });
+                    open.iter().for_each(|o| o.set(high()));
+                    phase.set(Phase::Initialise);
                 });
             }
             Phase::Initialise => {
-                when(any_of(&open).eq(0), || {
-                    step.set(0);
-                    phase.set(Phase::Build);
-                });
+                expected.set(io.completions_entered);
+                when(any_of(&open).eq(0), || phase.set(Phase::Settle));
+            }
+            Phase::Settle => {
+                step.set(0);
+                when(!(io.completions_finished - expected).msb(), || phase.set(Phase::Build));
             }
             Phase::Query => {
                 step.set(0);

@@ -7,7 +7,7 @@
 //! Core clock: everything but the line side of the mac. `flr` resets everything but the mac. `quiet` says that nothing
 //! is under way but deadlines; then `now` may be set forward (simulation only: on a board `now_load` is tied low).
 
-use crate::command::Command;
+use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
 use crate::flow::{Count, PacketFields, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse};
@@ -360,6 +360,13 @@ impl Nic {
         // completion
         complete.send.take(&buffer("send_completions", c, 4, &acknowledge.completion));
         complete.receive.take(&buffer("receive_completions", c, 4, &place.completion));
+        let entered = reg_init("completions_entered", COUNT, 0);
+        let finished = reg_init("completions_finished", COUNT, 0);
+        let one = |s: Sig| s.extend(COUNT);
+        entered.set(entered + one(acknowledge.completion.moves()) + one(place.completion.moves()));
+        finished.set(finished + one(complete.finished));
+        command.completions_entered.set(entered);
+        command.completions_finished.set(finished);
         complete.doorbell.take(&doorbell.cq);
         complete.now.set(now);
         notify.doorbell.take(&doorbell.eq);

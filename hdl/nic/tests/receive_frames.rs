@@ -500,6 +500,28 @@ fn a_full_ring_drops_whole_frames_by_name_and_recovers() {
 }
 
 #[test]
+fn room_that_comes_in_the_midst_of_a_refused_frame_does_not_make_it_good() {
+    let mut rig = Rig::new(Config::small(), 4200);
+    let frame = with_fcs(&a_write(4000));
+    let fit = 32768 / 8 / (frame.len().div_ceil(8) - 6);
+    for _ in 0..fit {
+        rig.offer(&frame);
+    }
+    rig.drain();
+    rig.offer(&frame);
+    for _ in 0..200 {
+        rig.clock();
+    }
+    rig.release[1].push_back(rig.got[0].slot);
+    rig.drain();
+    assert_eq!(rig.rejects.iter().map(|r| r.0).collect::<Vec<_>>(), [Reject::BufferFull], "it has a hole");
+    rig.offer(&frame);
+    rig.drain();
+    assert_eq!(rig.got.len(), fit + 1, "the next one takes the room");
+    assert_eq!(rig.got[fit].said.payload, expected(&a_write(4000)).payload);
+}
+
+#[test]
 fn without_a_slot_or_a_place_for_its_headers_a_frame_is_dropped_by_name() {
     let config = Config { packet_slots: 8, ..Config::small() };
     let mut rig = Rig::new(config, 1500);

@@ -4,8 +4,8 @@
 //! verbena devinfo | counters      what the cards say of themselves
 //! verbena ping                    two processes, messages back and forth
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
-//! verbena sim                     simulated cards on a wire, for all of the above
-//! verbena demo                    all of it at once: a file crosses the wire between two simulated cards
+//! verbena sim                     simulated cards for other processes
+//! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
 //! ```
 //!
 //! Data on stdout (`--json`: one JSON value), tracing on stderr (`VERBENA_LOG`, e.g. `host=debug`). Exit codes: 0 done,
@@ -40,10 +40,10 @@ enum Command {
     Ping(ping::PingArgs),
     /// Move a file from one process to another by RDMA.
     Move(mover::MoveArgs),
-    /// Serve simulated cards on one wire until Ctrl-C.
+    /// Simulate one or two cards on a wire, for other processes.
     #[cfg(feature = "sim")]
     Sim(sim::SimArgs),
-    /// Move a file between two simulated cards, on a clean and on a lossy wire, and say how it went.
+    /// Move a file between two simulated cards, on a clean and on a lossy wire.
     #[cfg(feature = "sim")]
     Demo(demo::DemoArgs),
     /// Not built in.

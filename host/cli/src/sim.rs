@@ -1,211 +1,331 @@
-//! `verbena sim`: simulated cards on one wire, behind vfio-user sockets, until Ctrl-C.
+//! `verbena sim`: one or two simulated cards on a wire, for other processes.
 //!
-//! In: cards, wire, seed, what to record. Out: on stdout one line per card (name, MAC, IP, socket); with `--capture -`
-//! stdout is the capture and the lines go to stderr. The sockets vanish and files are complete when it ends.
+//! ```text
+//! card0 /run/user/1000/verbena/card0.sock 02:00:00:00:00:0a 10.0.0.1      stdout: a line per card, then `ready`
+//! ready                                                                  stderr: what happens meanwhile
+//! ```
+//!
+//! In: what the cards and the wire are. Out: vfio-user sockets in `$VERBENA_RUN` until SIGINT or SIGTERM, then closed
+//! captures, logs and waves. `--json`: one line when ready, one with the figures at the end. With `--capture -` stdout
+//! is the capture, for `verbena sim --capture - | wireshark -k -i -`, and the lines go to stderr. A card that broke a
+//! rule of PCI Express or of the line ends in exit code 1.
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use host::Mac;
 use sim::{
     card::{CardConfig, CardModel},
     room::{Room, RoomConfig},
-    server::Server,
+    server::{Server, Summary},
     wire::{self, Faults},
 };
 use std::{
+    io::{IsTerminal, Read, Write},
     net::Ipv4Addr,
     path::{Path, PathBuf},
     str::FromStr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
-/// A card as given on the command line.
-#[derive(Debug, Clone, Default)]
-pub struct CardArg {
-    mac: Option<Mac>,
-    ip: Option<Ipv4Addr>,
-    mtu: Option<u16>,
-}
+/// How often a waiting command looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
 
-impl FromStr for CardArg {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut card = CardArg::default();
-        for part in text.split(',').filter(|part| !part.is_empty()) {
-            let (key, value) =
-                part.split_once('=').ok_or_else(|| format!("`{part}` is not mac=, ip= or mtu="))?;
-            match key {
-                "mac" => card.mac = Some(value.parse().map_err(|error| format!("{error}"))?),
-                "ip" => card.ip = Some(value.parse().map_err(|error| format!("`{value}`: {error}"))?),
-                "mtu" => {
-                    let mtu = value.parse().ok().filter(|mtu| (576..=9216).contains(mtu));
-                    card.mtu = Some(mtu.ok_or_else(|| format!("mtu `{value}` is not 576 to 9216"))?);
-                }
-                _ => return Err(format!("`{key}` is not mac, ip or mtu")),
-            }
-        }
-        Ok(card)
-    }
-}
-
-/// A probability from 0 to 1, or a percentage.
-fn probability(text: &str) -> Result<f64, String> {
-    let (number, scale) = match text.strip_suffix('%') {
-        Some(number) => (number, 100.0),
-        None => (text, 1.0),
-    };
-    let value = number.parse::<f64>().map_err(|error| error.to_string())? / scale;
-    if (0.0..=1.0).contains(&value) {
-        Ok(value)
-    } else {
-        Err("not between 0 and 1 (or 0% and 100%)".to_owned())
-    }
-}
-
-/// What to simulate.
+/// The cards and the wire.
 #[derive(Debug, Args)]
 pub struct SimArgs {
-    /// A card: mac=02:00:00:00:00:0a,ip=10.0.0.1,mtu=4200, each part optional; at most twice. Default: two cards.
-    #[arg(long = "card", value_name = "mac=,ip=,mtu=")]
-    cards: Vec<CardArg>,
+    /// Cards: 1 or 2; default: as many as --card describes, but at least 2.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
+    cards: Option<u8>,
+    /// A card, first card0: mac=02:00:00:00:00:0a,ip=10.0.0.1,mtu=4200; every part may be left out.
+    #[arg(long, value_name = "PARTS")]
+    card: Vec<CardParts>,
     /// Share of frames that the wire loses, such as 0.01 or 1%.
-    #[arg(long, default_value = "0", value_parser = probability)]
-    loss: f64,
-    /// Share that arrives twice.
-    #[arg(long, default_value = "0", value_parser = probability)]
-    duplicate: f64,
-    /// Share with a flipped bit.
-    #[arg(long, default_value = "0", value_parser = probability)]
-    corrupt: f64,
-    /// Share that falls behind two others.
-    #[arg(long, default_value = "0", value_parser = probability)]
-    reorder: f64,
-    /// One-way delay of the wire in nanoseconds.
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, value_name = "SHARE", default_value = "0")]
+    loss: Share,
+    /// Share of frames that arrive twice.
+    #[arg(long, value_name = "SHARE", default_value = "0")]
+    duplicate: Share,
+    /// Share of frames that fall behind two others.
+    #[arg(long, value_name = "SHARE", default_value = "0")]
+    reorder: Share,
+    /// Share of frames in which a bit flips.
+    #[arg(long, value_name = "SHARE", default_value = "0")]
+    corrupt: Share,
+    /// One-way delay of the wire in nanoseconds of simulated time.
+    #[arg(long, value_name = "NS", default_value_t = 500)]
     delay: u64,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Capture both ends of the wire as pcapng; `-`: live to stdout, for `| wireshark -k -i -`.
+    /// Write what both ends of the wire see as pcapng; `-`: to stdout, live.
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Log every TLP of card N to FILE with `.cardN.csv` added.
+    /// Write every TLP as CSV, a file per card: card1 of log.csv is log.card1.csv.
     #[arg(long, value_name = "FILE")]
     tlp_log: Option<PathBuf>,
-    /// Write waves of card N to FILE with `.cardN.fst` added.
+    /// Write waves (FST), a file per card. Much slower, and a model of its own is built.
     #[arg(long, value_name = "FILE")]
     waves: Option<PathBuf>,
-    /// Directory of the sockets; default: VERBENA_RUN, else verbena in XDG_RUNTIME_DIR.
-    #[arg(long, value_name = "DIRECTORY")]
-    run: Option<PathBuf>,
+    /// One JSON line when ready, one at the end.
+    #[arg(long)]
+    json: bool,
+    /// End when stdin does: for a program that starts this one.
+    #[arg(long, hide = true)]
+    until_eof: bool,
 }
 
-/// The model of the card, with words on what takes time.
-pub fn model(waves: bool) -> anyhow::Result<CardModel> {
+/// A share from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(pub f64);
+
+impl FromStr for Share {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (number, scale) = match text.strip_suffix('%') {
+            Some(number) => (number, 100.0),
+            None => (text, 1.0),
+        };
+        let share: f64 = number.trim().parse().map_err(|_| format!("`{text}` is no number"))?;
+        let share = share / scale;
+        if (0.0..=1.0).contains(&share) { Ok(Share(share)) } else { Err("a share is from 0 to 1, or 0% to 100%".into()) }
+    }
+}
+
+/// What of a card is not as in the examples.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CardParts {
+    mac: Option<[u8; 6]>,
+    ip: Option<Ipv4Addr>,
+    mtu: Option<u16>,
+}
+
+impl FromStr for CardParts {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not KEY=VALUE"))?;
+            match key {
+                "mac" => {
+                    let mac: host::Mac = value.parse().map_err(|error| format!("{error}"))?;
+                    if mac.0[0] & 1 != 0 || mac.0 == [0; 6] {
+                        return Err(format!("{value} is no address of a single card"));
+                    }
+                    parts.mac = Some(mac.0);
+                }
+                "ip" => parts.ip = Some(value.parse().map_err(|_| format!("`{value}` is no IPv4 address"))?),
+                "mtu" => {
+                    let mtu = value.parse().ok().filter(|mtu| (336..=9216).contains(mtu));
+                    parts.mtu = Some(mtu.ok_or_else(|| format!("`{value}` is no MTU from 336 to 9216"))?);
+                }
+                _ => return Err(format!("`{key}` is none of mac, ip, mtu")),
+            }
+        }
+        Ok(parts)
+    }
+}
+
+/// The word to end came: SIGINT or SIGTERM.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_the_end(_: libc::c_int) {
+    ENDING.store(true, Ordering::Relaxed);
+}
+
+/// From now on SIGINT and SIGTERM only make [`is_ending`] true. Programs started later have them as usual.
+pub fn catch_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler stores into a static atomic and does nothing else, which any context allows.
+        unsafe { libc::signal(signal, note_the_end as *const () as libc::sighandler_t) };
+    }
+}
+
+/// Whether SIGINT or SIGTERM came.
+pub fn is_ending() -> bool {
+    ENDING.load(Ordering::Relaxed)
+}
+
+impl SimArgs {
+    fn configuration(&self) -> anyhow::Result<RoomConfig> {
+        let count = self.cards.map_or(self.card.len().max(2), usize::from);
+        if self.card.len() > count || count > 2 {
+            bail!("{} cards are described; a wire has two ends and --cards says {count}", self.card.len());
+        }
+        let mut config = RoomConfig::example(count, self.seed);
+        for (card, parts) in config.cards.iter_mut().zip(&self.card) {
+            card.mac = parts.mac.unwrap_or(card.mac);
+            card.ip = parts.ip.unwrap_or(card.ip);
+            card.mtu = parts.mtu.unwrap_or(card.mtu);
+        }
+        if let [a, b] = &config.cards[..] {
+            ensure!(a.mac != b.mac && a.ip != b.ip, "both cards have the same MAC or IP address");
+        }
+        let faults = Faults {
+            loss: self.loss.0,
+            duplicate: self.duplicate.0,
+            corrupt: self.corrupt.0,
+            reorder: self.reorder.0,
+            ..Faults::default()
+        };
+        let delay = self.delay.checked_mul(1000).context("--delay is beyond the end of time")?;
+        config.wire = wire::Config { delay, faults: [faults; 2], ..config.wire };
+        Ok(config)
+    }
+
+    fn room(&self, model: &CardModel, config: RoomConfig) -> anyhow::Result<Room> {
+        let cards = config.cards.len();
+        let mut room = Room::new(model, config)?;
+        if let Some(path) = &self.capture {
+            room.capture(path)?;
+        }
+        for card in 0..cards {
+            if let Some(path) = &self.tlp_log {
+                room.log_tlps(card, &per_card(path, card, cards))?;
+            }
+            if let Some(path) = &self.waves {
+                room.trace(card, &per_card(path, card, cards))?;
+            }
+        }
+        Ok(room)
+    }
+}
+
+/// The file of a card: `log.csv` becomes `log.card1.csv` when there are several cards.
+fn per_card(path: &Path, card: usize, cards: usize) -> PathBuf {
+    if cards == 1 {
+        return path.into();
+    }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".card{card}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// Builds or loads the model, and tells on stderr what takes long.
+fn model(waves: bool) -> anyhow::Result<CardModel> {
     let start = Instant::now();
-    let progress = |step: verilated::Progress| {
-        let at = start.elapsed().as_secs();
-        match step {
-            verilated::Progress::Waiting => {
-                eprintln!("[{at:3} s] waiting for another process that builds the card")
+    let in_place = std::io::stderr().is_terminal();
+    let tell = move |step: verilated::Progress| {
+        use verilated::Progress;
+        let what = match step {
+            Progress::Waiting => "another process builds the card's model; waiting for it".to_owned(),
+            Progress::Translating => "building the card's model (once): Verilator".to_owned(),
+            Progress::Compiling { done, total } => {
+                format!("building the card's model (once): C++ unit {done} of {total}")
             }
-            verilated::Progress::Translating => {
-                eprintln!("[{at:3} s] building the card's model; once, a minute or two");
-            }
-            verilated::Progress::Compiling { done, total } => {
-                eprintln!("[{at:3} s] compiled {done} of {total}")
-            }
-            verilated::Progress::Linking => eprintln!("[{at:3} s] linking"),
+            Progress::Linking => "building the card's model (once): linking".to_owned(),
+        };
+        let seconds = start.elapsed().as_secs();
+        if in_place {
+            eprint!("\r\x1b[K{what}, {seconds} s");
+        } else {
+            eprintln!("{what}, {seconds} s");
         }
     };
-    Ok(CardModel::small(waves, Some(&progress))?)
+    let model = CardModel::small(waves, Some(&tell))?;
+    if in_place {
+        eprint!("\r\x1b[K");
+    }
+    Ok(model)
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut text = path.as_os_str().to_owned();
-    text.push(suffix);
-    text.into()
-}
-
-fn room(args: &SimArgs) -> anyhow::Result<Room> {
-    ensure!(args.cards.len() <= 2, "{} cards; a wire has two ends", args.cards.len());
-    let count = if args.cards.is_empty() { 2 } else { args.cards.len() };
-    let mut config = RoomConfig::example(count, args.seed);
-    for (card, wish) in config.cards.iter_mut().zip(&args.cards) {
-        let CardConfig { mac, ip, mtu, .. } = card;
-        *mac = wish.mac.map_or(*mac, |wish| wish.0);
-        *ip = wish.ip.unwrap_or(*ip);
-        *mtu = wish.mtu.unwrap_or(*mtu);
-    }
-    let faults = Faults {
-        loss: args.loss,
-        duplicate: args.duplicate,
-        corrupt: args.corrupt,
-        reorder: args.reorder,
-        ..Faults::default()
-    };
-    config.wire = wire::Config { delay: args.delay * 1000, faults: [faults; 2], ..config.wire };
-    let mut room = Room::new(&model(args.waves.is_some())?, config)?;
-    if let Some(path) = &args.capture {
-        room.capture(path)?;
-    }
-    for card in 0..count {
-        if let Some(path) = &args.tlp_log {
-            room.log_tlps(card, &with_suffix(path, &format!(".card{card}.csv")))?;
-        }
-        if let Some(path) = &args.waves {
-            room.trace(card, &with_suffix(path, &format!(".card{card}.fst")))?;
-        }
-    }
-    room.power_on()?;
-    Ok(room)
-}
-
-/// Serves until Ctrl-C, SIGTERM, or the end of the room.
+/// Serves until told to end.
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("handle Ctrl-C")?;
+    let config = args.configuration()?;
+    catch_signals();
+    let model = model(args.waves.is_some())?;
+    let cards = config.cards.clone();
+    let mut room = args.room(&model, config)?;
+    let start = Instant::now();
+    room.power_on()?;
+    let clocks: u64 = room.cards().iter().map(sim::card::Card::clocks).sum();
+    let rate = clocks as f64 / cards.len() as f64 / start.elapsed().as_secs_f64().max(1e-6);
+    let server = Server::start(room, &host::run_directory())?;
+    announce(args, &cards, &server, rate)?;
+    let start = Instant::now();
+    if args.until_eof {
+        std::thread::spawn(|| {
+            let mut rest = [0; 64];
+            while std::io::stdin().lock().read(&mut rest).is_ok_and(|count| count > 0) {}
+            ENDING.store(true, Ordering::Relaxed);
+        });
     }
-    let room = room(args)?;
-    let cards: Vec<CardConfig> = room.cards().iter().map(|card| card.config().clone()).collect();
-    let directory = args.run.clone().unwrap_or_else(host::run_directory);
-    let server = Server::start(room, &directory)?;
-    let mut lines = String::new();
-    for (card, socket) in cards.iter().zip(server.sockets()) {
-        lines += &format!("{} {} {} {}\n", card.name, Mac(card.mac), card.ip, socket.display());
-    }
-    let known = cards.iter().enumerate().all(|(i, card)| {
-        let example = CardConfig::example(i);
-        (card.mac, card.ip) == (example.mac, example.ip)
-    });
-    if !known {
-        let rows: Vec<String> = cards.iter().map(|card| format!("{}={}", card.ip, Mac(card.mac))).collect();
-        lines += &format!("VERBENA_NEIGHBOURS={}\n", rows.join(","));
-    }
-    if args.capture.as_deref() == Some(Path::new("-")) {
-        eprint!("{lines}")
-    } else {
-        print!("{lines}")
-    }
-    while !stop.load(Ordering::Relaxed) && server.is_running() {
-        std::thread::sleep(Duration::from_millis(100));
+    while !is_ending() && server.is_running() {
+        std::thread::sleep(LOOK);
     }
     let summary = server.stop()?;
-    let frames = summary.wire[0].frames + summary.wire[1].frames;
-    eprintln!(
-        "simulated {:.6} s, of which {:.6} s busy; {} clocks, {frames} frames",
-        summary.now as f64 / 1e12,
-        summary.busy as f64 / 1e12,
-        summary.clocks
-    );
-    if !summary.violations.is_empty() {
-        bail!("{} rules were broken:\n{}", summary.violations.len(), summary.violations.join("\n"));
+    conclude(args, &summary, start.elapsed())
+}
+
+/// Stdout, unless a live capture goes there.
+fn say(args: &SimArgs, text: &str) -> anyhow::Result<()> {
+    if args.capture.as_deref() == Some(Path::new("-")) {
+        eprintln!("{text}");
+        return Ok(());
     }
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).context("write to stdout")
+}
+
+fn announce(args: &SimArgs, cards: &[CardConfig], server: &Server, rate: f64) -> anyhow::Result<()> {
+    if args.json {
+        let list: Vec<_> = cards
+            .iter()
+            .zip(server.sockets())
+            .map(|(card, socket)| {
+                serde_json::json!({
+                    "name": card.name, "socket": socket, "mac": host::Mac(card.mac).to_string(),
+                    "ip": card.ip.to_string(), "mtu": card.mtu,
+                })
+            })
+            .collect();
+        return say(args, &serde_json::json!({"cards": list, "clocks_per_second": rate}).to_string());
+    }
+    for (card, socket) in cards.iter().zip(server.sockets()) {
+        say(args, &format!("{} {} {} {}", card.name, socket.display(), host::Mac(card.mac), card.ip))?;
+    }
+    let usual = |(i, card): (usize, &CardConfig)| {
+        let example = CardConfig::example(i);
+        (card.mac, card.ip) == (example.mac, example.ip)
+    };
+    if !cards.iter().enumerate().all(usual) {
+        let rows: Vec<_> = cards.iter().map(|card| format!("{}={}", card.ip, host::Mac(card.mac))).collect();
+        eprintln!("for the programs: export VERBENA_NEIGHBOURS={}", rows.join(","));
+    }
+    say(args, "ready")
+}
+
+fn conclude(args: &SimArgs, summary: &Summary, wall: Duration) -> anyhow::Result<()> {
+    let sum = |of: fn(&wire::Counters) -> u64| summary.wire.iter().map(of).sum::<u64>();
+    // IOMMU faults are the programs' doing: one that was killed leaves the card writing to what is gone.
+    let (faults, broken): (Vec<&String>, Vec<&String>) =
+        summary.violations.iter().partition(|what| what.contains("Fault"));
+    if args.json {
+        let value = serde_json::json!({
+            "simulated_ns": summary.now / 1000, "busy_ns": summary.busy / 1000, "clocks": summary.clocks,
+            "wall_seconds": wall.as_secs_f64(),
+            "frames": sum(|side| side.frames), "dropped": sum(|side| side.dropped),
+            "duplicated": sum(|side| side.duplicated), "corrupted": sum(|side| side.corrupted),
+            "memory_faults": faults.len(), "violations": broken,
+        });
+        say(args, &value.to_string())?;
+    } else {
+        eprintln!(
+            "{} frames, {} lost; {:.6} s of simulated time, {:.6} s of it busy; {} memory faults",
+            sum(|side| side.frames),
+            sum(|side| side.dropped),
+            summary.now as f64 / 1e12,
+            summary.busy as f64 / 1e12,
+            faults.len(),
+        );
+    }
+    for what in broken.iter().take(10) {
+        eprintln!("rule broken: {what}");
+    }
+    ensure!(broken.is_empty(), "the cards broke {} rules", broken.len());
     Ok(())
 }
 
@@ -214,19 +334,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_card_is_read_in_parts_and_nonsense_is_refused() {
-        let card: CardArg = "mtu=1500,mac=02:00:00:00:00:0c".parse().unwrap();
-        assert_eq!((card.mtu, card.mac, card.ip), (Some(1500), Some(Mac([2, 0, 0, 0, 0, 12])), None));
-        for text in ["mac", "mac=1", "ip=10.0.0", "mtu=575", "mtu=9217", "speed=1"] {
-            assert!(text.parse::<CardArg>().is_err(), "{text}");
+    fn shares_are_numbers_or_per_cent_and_never_beyond_either_end() {
+        let share = |text: &str| text.parse::<Share>().map(|share| share.0);
+        assert_eq!((share("0.01"), share("1%"), share("100%")), (Ok(0.01), Ok(0.01), Ok(1.0)));
+        for bad in ["", "-0.1", "1.01", "101%", "x", "NaN"] {
+            assert!(share(bad).is_err(), "{bad}");
         }
-        assert!("mtu=576".parse::<CardArg>().is_ok() && "mtu=9216".parse::<CardArg>().is_ok());
     }
 
     #[test]
-    fn a_probability_is_a_share_or_a_percentage() {
-        assert_eq!(probability("0.01"), probability("1%"));
-        assert!(probability("1.01").is_err() && probability("-1%").is_err() && probability("x").is_err());
-        assert_eq!(probability("100%"), Ok(1.0));
+    fn a_card_is_described_by_any_of_its_parts() {
+        let card: CardParts = "mtu=1500,mac=02:00:00:00:01:0c".parse().expect("well formed");
+        assert_eq!(card, CardParts { mac: Some([2, 0, 0, 0, 1, 0x0c]), ip: None, mtu: Some(1500) });
+        for bad in ["mac", "mac=1", "mac=01:00:00:00:00:00", "ip=::1", "mtu=100", "mtu=9217", "color=red"] {
+            assert!(bad.parse::<CardParts>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn files_of_several_cards_are_told_apart() {
+        assert_eq!(per_card(Path::new("a/log.csv"), 1, 2), Path::new("a/log.card1.csv"));
+        assert_eq!(per_card(Path::new("log"), 0, 2), Path::new("log.card0"));
+        assert_eq!(per_card(Path::new("log.csv"), 0, 1), Path::new("log.csv"));
     }
 }

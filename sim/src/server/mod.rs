@@ -7,7 +7,8 @@
 //!
 //! In: connections to `DIR/cardN.sock`. Out: PCI functions with regions, DMA, interrupts and reset, as the VFIO of a
 //! kernel gives them. One client per card; a second connection is refused in words that name the holder. When a client
-//! goes away, however it ends, its memory is unmapped, the function is reset and enumerated again, and the next may come.
+//! goes away, however it ends, its memory is unmapped, the function is reset and enumerated again, and the next may come. A
+//! client whose posted writes outrun the model waits in its own protocol thread.
 //!
 //! Time is paced: while a card, the wire or a root is busy the room advances as fast as it can; while all are quiet it
 //! follows the wall clock 1:1, counted from the moment at which it became quiet, and sleeps. A write is queued and
@@ -21,7 +22,10 @@ mod protocol;
 use crate::{Error, room::Room};
 use std::{
     fs, io,
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::{
+        fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -90,8 +94,7 @@ impl Server {
             let path = path.to_path_buf();
             move |source| Error::File { path, source }
         };
-        fs::create_dir_all(directory).map_err(refuse(directory))?;
-        fs::set_permissions(directory, fs::Permissions::from_mode(0o700)).map_err(refuse(directory))?;
+        own(directory).map_err(refuse(directory))?;
         let (requests, inbox) = mpsc::channel();
         let stopping = Arc::new(AtomicBool::new(false));
         let mut server = Server {
@@ -166,6 +169,19 @@ impl Drop for Server {
             let _ = room.join();
         }
     }
+}
+
+/// Makes the directory, or checks that it is this user's, and closes it to all others.
+fn own(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let data = fs::metadata(directory)?;
+    if data.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the directory is another user's"));
+    }
+    if data.mode() & 0o077 != 0 {
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
 }
 
 /// Binds a socket; one that nobody listens to any more is replaced.

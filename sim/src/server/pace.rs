@@ -15,6 +15,8 @@ const PORTION: u64 = 64 * CORE_PERIOD;
 const DEVICE_CONTROL_HIGH: u64 = 0x69;
 /// Message control of MSI-X: the host's, not the client's.
 const MSIX_CONTROL: std::ops::Range<u64> = 0xa2..0xa4;
+/// BAR registers: the host's.
+const BARS: std::ops::Range<u64> = 0x10..0x28;
 /// Where the pending bits begin in BAR4; the table before them is the host's.
 const PENDING: u64 = 0x800;
 
@@ -71,6 +73,10 @@ pub(super) enum Request {
     },
     Reset {
         card: usize,
+        reply: Reply<()>,
+    },
+    /// Answered once everything before it has been taken.
+    Reach {
         reply: Reply<()>,
     },
     /// The client is gone: unmap, reset, enumerate.
@@ -266,6 +272,7 @@ impl Desk {
                 room.start_reset(card);
                 self.resets.push((card, reply, false));
             }
+            Request::Reach { reply } => drop(reply.send(Ok(()))),
             Request::Leave { card, reply } => {
                 room.host(card, |root, _| root.memory_mut().clear());
                 room.clear_vectors(card);
@@ -288,7 +295,7 @@ impl Desk {
         if at(DEVICE_CONTROL_HIGH).is_some_and(|i| data[i] & 0x80 != 0) {
             return room.start_reset(card);
         }
-        for register in MSIX_CONTROL {
+        for register in MSIX_CONTROL.chain(BARS) {
             if let Some(i) = at(register) {
                 let mut byte = [0];
                 room.host(card, |root, now| root.config_read(now, register as usize, &mut byte));

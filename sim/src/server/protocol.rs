@@ -16,6 +16,7 @@ use std::{
     fs::File,
     io::{self, IoSliceMut, Read, Write},
     mem::MaybeUninit,
+    ops::Range,
     os::{
         fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
@@ -36,13 +37,21 @@ const ERROR: u32 = 1 << 5;
 const LONGEST: usize = 1 << 20;
 /// Most descriptors in a message.
 const DESCRIPTORS: usize = 16;
-/// Longest wait for the room: a read, a map, a reset. Below the 5 s after which QEMU gives up.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// Longest wait for the room: a read, a map, a reset. Below the 20 s after which our driver gives up; a QEMU needs a
+/// longer `x-msg-timeout` than its 5 s. A traced model on a busy machine takes seconds for a reset.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest wait for the first message of a client that is refused.
+const REFUSED: Duration = Duration::from_secs(2);
+/// Posted writes of one client that may wait for the room; then its protocol thread waits for them.
+const POSTED: u32 = 256;
 const CONFIG_REGION: u32 = 7;
 const REGIONS: u32 = 9;
 const IRQ_KINDS: u32 = 5;
 const MSIX: u32 = 2;
 const CONFIG_BYTES: u64 = 4096;
+const VERSION: u16 = 1;
+/// BAR registers in configuration space. Where the BARs are is the host's: a client sees a copy of its own.
+const BARS: Range<usize> = 0x10..0x28;
 
 /// What a client may ask about without asking the card.
 #[derive(Clone, Debug)]
@@ -67,6 +76,42 @@ impl Shape {
             0 | 2 | 4 => self.bars[region as usize / 2],
             CONFIG_REGION => CONFIG_BYTES,
             _ => 0,
+        }
+    }
+}
+
+/// The BAR registers as a client wrote them.
+struct BarRegisters {
+    value: [u8; BARS.end - BARS.start],
+    writable: [u8; BARS.end - BARS.start],
+}
+
+impl Shape {
+    /// As they are when nobody has placed the BARs: 64-bit memory, the doorbells prefetchable.
+    fn bar_registers(&self) -> BarRegisters {
+        let mut registers =
+            BarRegisters { value: [0; BARS.end - BARS.start], writable: [0; BARS.end - BARS.start] };
+        for (i, (bytes, kind)) in self.bars.iter().zip([0b0100, 0b1100, 0b0100]).enumerate() {
+            registers.value[i * 8] = kind;
+            registers.writable[i * 8..i * 8 + 8].copy_from_slice(&(!(bytes - 1)).to_le_bytes());
+        }
+        registers
+    }
+}
+
+impl BarRegisters {
+    /// Lays the copy over what was read at `offset`.
+    fn read(&self, offset: usize, data: &mut [u8]) {
+        for (i, byte) in data.iter_mut().enumerate().filter(|(i, _)| BARS.contains(&(offset + i))) {
+            *byte = self.value[offset + i - BARS.start];
+        }
+    }
+
+    /// Keeps what is written at `offset`.
+    fn write(&mut self, offset: usize, data: &[u8]) {
+        for (i, byte) in data.iter().enumerate().filter(|(i, _)| BARS.contains(&(offset + i))) {
+            let at = offset + i - BARS.start;
+            self.value[at] = self.value[at] & !self.writable[at] | byte & self.writable[at];
         }
     }
 }
@@ -109,7 +154,7 @@ impl Door {
         let pid = peer_pid(&stream);
         if let Err(holder) = self.holder.take(pid) {
             tracing::info!(card = self.shape.name, pid, holder, "a second client was refused");
-            let _ = stream.set_read_timeout(Some(PATIENCE));
+            let _ = stream.set_read_timeout(Some(REFUSED));
             let text =
                 format!("{} is held by process {holder}; end it, or use another card", self.shape.name);
             if let Ok(Some(message)) = receive(&mut stream) {
@@ -118,7 +163,13 @@ impl Door {
             return;
         }
         tracing::info!(card = self.shape.name, pid, "client");
-        let mut client = Client { door: self, stream, maps: FileMaps::default() };
+        let mut client = Client {
+            door: self,
+            stream,
+            maps: FileMaps::default(),
+            bars: self.shape.bar_registers(),
+            posted: 0,
+        };
         let end = client.converse();
         if let Err(error) = &end {
             tracing::debug!(%error, card = self.shape.name, pid, "the connection broke");
@@ -190,8 +241,10 @@ fn answer(stream: &mut UnixStream, message: &Message, flags: u32, errno: i32, bo
     stream.write_all(&bytes)
 }
 
-/// Answers no; the reason follows the header as text.
+/// Answers no. The reason follows the header as text at the first message only: later a client may expect a reply of
+/// the usual length at most.
 fn refuse(stream: &mut UnixStream, message: &Message, errno: i32, text: &str) -> io::Result<()> {
+    let text = if message.command == VERSION { text } else { "" };
     answer(stream, message, ERROR, errno, text.as_bytes())
 }
 
@@ -224,6 +277,9 @@ struct Client<'a> {
     door: &'a Door,
     stream: UnixStream,
     maps: FileMaps,
+    bars: BarRegisters,
+    /// Writes since the room was last known to have taken all.
+    posted: u32,
 }
 
 impl Client<'_> {
@@ -235,12 +291,14 @@ impl Client<'_> {
                 Ok(_) if message.flags & NO_REPLY != 0 => {}
                 Ok(body) => answer(&mut self.stream, &message, 0, 0, &body)?,
                 Err(error) => {
-                    tracing::debug!(%error, command = message.command, "refused");
+                    tracing::debug!(%error, card = self.door.shape.name, command = message.command, "refused");
                     let errno = match error.kind() {
                         io::ErrorKind::TimedOut => libc::ETIMEDOUT,
                         _ => error.raw_os_error().unwrap_or(libc::EINVAL),
                     };
-                    refuse(&mut self.stream, &message, errno, &error.to_string())?;
+                    if message.flags & NO_REPLY == 0 {
+                        refuse(&mut self.stream, &message, errno, &error.to_string())?;
+                    }
                 }
             }
         }
@@ -249,6 +307,17 @@ impl Client<'_> {
 
     fn tell(&self, request: Request) -> io::Result<()> {
         self.door.requests.send(request).map_err(|_| io::Error::other("the simulation has ended"))
+    }
+
+    /// Tells the room of a write; every so often waits until it has taken those before.
+    fn post(&mut self, request: Request) -> io::Result<()> {
+        self.tell(request)?;
+        self.posted += 1;
+        if self.posted >= POSTED {
+            self.posted = 0;
+            self.ask(|reply| Request::Reach { reply })?;
+        }
+        Ok(())
     }
 
     fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> io::Result<T> {
@@ -267,8 +336,7 @@ impl Client<'_> {
         let (card, shape) = (self.door.card, &self.door.shape);
         let mut fields = Fields(&message.body);
         match message.command {
-            // VERSION
-            1 => {
+            VERSION => {
                 let major = u16::from_ne_bytes(fields.take()?);
                 if major != 0 {
                     return Err(invalid("this server speaks version 0 of vfio-user"));
@@ -349,7 +417,12 @@ impl Client<'_> {
                 let (offset, region, count) = self.access(&mut fields)?;
                 let length = count as usize;
                 let data = match region {
-                    CONFIG_REGION => self.ask(|reply| Request::ReadConfig { card, offset, length, reply })?,
+                    CONFIG_REGION => {
+                        let mut data =
+                            self.ask(|reply| Request::ReadConfig { card, offset, length, reply })?;
+                        self.bars.read(offset as usize, &mut data);
+                        data
+                    }
                     bar => self.ask(|reply| Request::Read { card, bar: bar as u8, offset, length, reply })?,
                 };
                 let mut body = message.body[..16].to_vec();
@@ -363,7 +436,10 @@ impl Client<'_> {
                 if data.len() != count as usize {
                     return Err(invalid("a write of another length than it says"));
                 }
-                self.tell(match region {
+                if region == CONFIG_REGION {
+                    self.bars.write(offset as usize, &data);
+                }
+                self.post(match region {
                     CONFIG_REGION => Request::WriteConfig { card, offset, data },
                     bar => Request::Write { card, bar: bar as u8, offset, data },
                 })?;

@@ -35,3 +35,19 @@ pub fn captures() -> PathBuf {
     std::fs::create_dir_all(&folder).expect("a folder for captures");
     folder
 }
+
+/// Registers of the stand-in, offsets in BAR0.
+pub mod registers {
+    /// Address of its DMA, lower half.
+    pub const DMA_LOW: u64 = 0x10;
+    /// Address of its DMA, upper half.
+    pub const DMA_HIGH: u64 = 0x14;
+    /// Written: this word goes to the DMA address.
+    pub const WRITE: u64 = 0x18;
+    /// Core clocks since reset.
+    pub const NOW: u64 = 0x30;
+    /// When [`DUE_WORD`] goes to the DMA address.
+    pub const DUE: u64 = 0x34;
+    /// See [`DUE`].
+    pub const DUE_WORD: u64 = 0x38;
+}

@@ -70,6 +70,9 @@ pub struct CompleteIo {
     /// A CQE was written.
     #[output]
     pub written: Sig,
+    /// A CQE was written or refused.
+    #[output]
+    pub finished: Sig,
     /// Nothing under way.
     #[output]
     pub idle: Sig,
@@ -138,6 +141,7 @@ impl Module for Complete {
         io.count.valid.set(low());
         io.count.index.set(Reject::CqUnknown as u64);
         io.written.set(low());
+        io.finished.set(low());
 
         let depth = lit(25, 1) << entry.log_depth;
         let used = old.producer - old.consumer;
@@ -233,6 +237,7 @@ impl Module for Complete {
                         });
                     }
                     Job::Entry => {
+                        io.finished.set(!entry.valid | old.overflowed | full);
                         when(!entry.valid | old.overflowed, || {
                             io.count.valid.set(high());
                             when(entry.valid, || io.count.index.set(Reject::CqOverflow as u64));
@@ -261,6 +266,7 @@ impl Module for Complete {
             Phase::Write => {
                 when(io.write.ready, || {
                     io.written.set(high());
+                    io.finished.set(high());
                     when(telling, || phase.set(Phase::Tell)).otherwise(|| phase.set(Phase::Choose));
                 });
             }

@@ -19,6 +19,7 @@ mod install;
 mod list;
 mod mutants;
 mod run;
+mod soak;
 mod step;
 mod story;
 mod synth;
@@ -56,6 +57,7 @@ pub const TASKS: &[Task] = &[
     tools::TASK,
     synth::TASK,
     fuzz::TASK,
+    soak::TASK,
     mutants::TASK,
     fresh::TASK,
 ];

@@ -29,7 +29,7 @@ unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
     while done < into.len() {
         // SAFETY: inside the range that the caller vouches for.
         let at = unsafe { from.add(done) };
-        if at as usize % 8 == 0 && into.len() - done >= 8 {
+        if (at as usize).is_multiple_of(8) && into.len() - done >= 8 {
             // SAFETY: aligned, eight bytes inside the range; atomic, so a concurrent writer is no data race.
             let word = unsafe { (*at.cast::<AtomicU64>()).load(Ordering::Acquire) };
             into[done..done + 8].copy_from_slice(&word.to_ne_bytes());
@@ -52,7 +52,7 @@ unsafe fn copy_in(to: *mut u8, from: &[u8]) {
         // SAFETY: inside the range that the caller vouches for.
         let at = unsafe { to.add(done) };
         match from[done..].first_chunk() {
-            Some(word) if at as usize % 8 == 0 => {
+            Some(word) if (at as usize).is_multiple_of(8) => {
                 // SAFETY: aligned, eight bytes inside the range.
                 unsafe { (*at.cast::<AtomicU64>()).store(u64::from_ne_bytes(*word), Ordering::Release) };
                 done += 8;

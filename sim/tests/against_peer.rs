@@ -93,7 +93,13 @@ fn plan(dice: &mut Dice, mtu: u64) -> Plan {
             4 => mtu + 1,
             _ => dice.below(6 * mtu),
         } as usize;
-        let data = dice.bytes(length);
+        let mut data = dice.bytes(length);
+        // A packet of one or two bytes and its pad looks like an EtherType to Wireshark, which then decodes nonsense: 0xb?b?
+        // is none.
+        let tail = length % mtu as usize;
+        if (1..=2).contains(&tail) {
+            data[length - tail..].iter_mut().for_each(|byte| *byte = *byte & 0x0f | 0xb0);
+        }
         let imm = dice.percent(30).then(|| dice.below(1 << 32) as u32);
         let at = dice.percent(50).then(|| dice.below((REGION - length) as u64 + 1) as usize);
         match at {

@@ -23,7 +23,8 @@ pub const TASK: Task = Task {
                 other => return Err(other.unexpected().into()),
             }
         }
-        let mut cargo = run::cargo(["test", "--package", "sim", "--test", "against_peer", "--", "--nocapture"]);
+        let mut cargo =
+            run::cargo(["test", "--package", "sim", "--test", "against_peer", "--", "--nocapture"]);
         cargo.env("VERBENA_PROGRAMS", programs.to_string());
         run::show(&mut cargo)
     },

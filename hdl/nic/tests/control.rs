@@ -291,7 +291,8 @@ fn the_function_mask_and_a_disabled_capability_hold_every_vector() {
             s.clock();
         }
         assert_eq!(access(&mut s, false, 0x800, 0, 0xff), 1 << 2, "it pends");
-        (s.poke("enable", 1), s.poke("mask", 0));
+        s.poke("enable", 1);
+        s.poke("mask", 0);
         until(&mut s, 10, "message", |s| s.peek("write_valid") == 1);
         assert_eq!(s.peek("write_iova"), 0xfee0_2000);
         s.clock();
@@ -485,7 +486,7 @@ fn a_full_eq_drops_events_by_name_until_it_is_consumed() {
     put(&mut s, 3, 1, &EqEntry { valid: true, log_depth: 1, vector: 7, base: 0x2_0000 }.pack());
     s.poke("write_ready", 1);
     s.poke("raise_ready", 1);
-    let mut event = |s: &mut Interpreter| {
+    let event = |s: &mut Interpreter| {
         s.poke("completion_valid", 1);
         s.poke("completion_eq", 1);
         until(s, 10, "event", |s| s.peek("completion_ready") == 1);

@@ -66,6 +66,13 @@ fn moves(a: &End, b: &End, length: usize) {
     assert!(b.memory.to_vec(5..5 + length).unwrap() == bytes);
 }
 
+/// Held by each test: the CPU time measured is the process's, so its tests run one after another.
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// CPU time of this process.
 fn cpu() -> Duration {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
@@ -80,6 +87,7 @@ fn cpu() -> Duration {
 
 #[test]
 fn two_drivers_move_memory_then_idle_costs_nothing_and_a_third_is_refused() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let server = serve(folder.path());
     let (a, b) = (open(folder.path(), 0).unwrap(), open(folder.path(), 1).unwrap());
@@ -176,6 +184,7 @@ fn a_process_that_is_started_by_other_tests() {
 
 #[test]
 fn a_killed_process_leaves_a_retry_error_and_two_usable_cards() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let server = serve(folder.path());
     let mut victim_process = victim(folder.path(), "victim");
@@ -214,6 +223,7 @@ fn a_killed_process_leaves_a_retry_error_and_two_usable_cards() {
 
 #[test]
 fn nonsense_on_the_socket_is_refused_and_the_card_stays_usable() {
+    let _alone = alone();
     use std::io::{Read, Write};
     let folder = tempfile::tempdir().unwrap();
     let server = serve(folder.path());

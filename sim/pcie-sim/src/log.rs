@@ -63,7 +63,7 @@ pub struct TlpRecord {
 impl TlpRecord {
     /// Names of the fields of the `Display` form, which is one line of CSV.
     pub const CSV_HEADER: &'static str =
-        "ps,stream,name,address,bytes,tag,status,byte_count,wire_bytes,injected,dw0,dw1,dw2,dw3";
+        "time_ps,dir,kind,addr,len,tag,status,stream,byte_count,wire_bytes,injected,dw0,dw1,dw2,dw3";
 
     pub(crate) fn new(
         at: Time,
@@ -126,16 +126,27 @@ impl fmt::Display for TlpRecord {
             Stream::Cq => "cq",
             Stream::Cc => "cc",
         };
+        let dir = match self.direction {
+            Direction::CardToHost => "up",
+            Direction::HostToCard => "down",
+        };
+        let completion = self.name == "Cpl";
+        let kind = if completion && self.bytes > 0 { "CplD" } else { self.name };
+        let status = match (completion, self.status) {
+            (false, _) => "",
+            (true, 0) => "SC",
+            (true, 1) => "UR",
+            (true, 2) => "CRS",
+            (true, _) => "CA",
+        };
         let [d0, d1, d2, d3] = self.header;
         write!(
             f,
-            "{},{stream},{},{:#x},{},{},{},{},{},{},{d0:08x},{d1:08x},{d2:08x},{d3:08x}",
+            "{},{dir},{kind},{:#x},{},{},{status},{stream},{},{},{},{d0:08x},{d1:08x},{d2:08x},{d3:08x}",
             self.at.0,
-            self.name,
             self.address,
             self.bytes,
             self.tag,
-            self.status,
             self.byte_count,
             self.wire_bytes,
             self.injected as u8

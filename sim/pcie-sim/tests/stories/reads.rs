@@ -181,7 +181,7 @@ fn the_log_has_every_tlp_once_with_its_wire_bytes() {
         [("MWr", BASE, 64, 88), ("MRd", LOW + 2, 6, 20), ("MWr", 0x40_0000_0008, 4, 28), ("Cpl", 2, 6, 28)];
     assert_eq!(lines, wanted);
     let csv = log[3].to_string();
-    assert!(csv.contains(",rc,Cpl,0x2,6,5,0,6,28,0,"), "{csv}");
+    assert!(csv.contains(",down,CplD,0x2,6,5,SC,rc,6,28,0,"), "{csv}");
     assert_eq!(csv.split(',').count(), pcie_sim::TlpRecord::CSV_HEADER.split(',').count());
     assert!(d.rc.log().is_empty());
 }

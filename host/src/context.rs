@@ -182,13 +182,6 @@ impl Inner {
         })
     }
 
-    /// Returns when the card has taken every doorbell before it: a read does not pass posted writes. Needed after arming
-    /// and before sleeping only: without it an entry written between the look at the ring and the arrival of the
-    /// doorbell would raise nothing.
-    pub(crate) fn settle(&self) -> Result<()> {
-        crate::device::read32(self.backend(), contract::register::STATUS).map(drop)
-    }
-
     /// Executes a command without context words; after a failure the rings stay until the context closes. True: the
     /// object is gone.
     pub(crate) fn destroy(&self, opcode: CommandOpcode, number: u32, rings: &[&Arc<DmaBuffer>]) -> bool {

@@ -379,7 +379,8 @@ impl Cq {
     }
 
     /// The next completion (with `solicited_only`: the next solicited or failed one) raises an event on the channel,
-    /// once. Poll again afterwards: what came before raises nothing.
+    /// once. An entry that the card has written and this CQ has not yet polled raises it at once, so none falls between
+    /// the last look and the arming.
     ///
     /// # Errors
     /// The CQ has no channel, forked child, closed context, or the way to the card failed.
@@ -395,7 +396,6 @@ impl Cq {
         let mut state = lock(&self.shared.state);
         state.reported = state.consumer;
         self.shared.armed.store(arm, Ordering::Release);
-        self.shared.ring_doorbell(state.consumer, arm)?;
-        self.shared.inner.settle()
+        self.shared.ring_doorbell(state.consumer, arm)
     }
 }

@@ -11,7 +11,7 @@
 use crate::backend::{Backend, Memory};
 use crate::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
@@ -187,8 +187,11 @@ impl DmaBuffer {
     pub(crate) fn new(space: &Arc<DmaSpace>, length: u64) -> Result<DmaBuffer> {
         let failed = |source| Error::System { operation: "allocate DMA memory", source };
         let length = length.max(1).next_multiple_of(space.page);
-        let file = memfd_create("verbena", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("verbena", flags).map_err(|error| failed(error.into()))?;
         ftruncate(&file, length).map_err(|error| failed(error.into()))?;
+        // a simulator maps only what cannot shrink under it
+        fcntl_add_seals(&file, SealFlags::SHRINK).map_err(|error| failed(error.into()))?;
         let map = MmapOptions::new().len(length as usize).map_raw(&file).map_err(failed)?;
         let memory = Memory { address: map.as_mut_ptr(), length, file: Some((file.as_fd(), 0)) };
         // SAFETY: the mapping lives in the buffer, which unmaps before it drops and only hands out copies

@@ -119,12 +119,11 @@ impl EventQueue {
         Ok(Some(entry))
     }
 
-    /// From now on the next entry raises the vector; entries before are to be looked for afterwards.
+    /// The next entry raises the vector; one that is there already raises it at once.
     fn arm(&self, inner: &Inner) -> Result<()> {
         let mut reported = lock(&self.reported);
         *reported = self.consumer.load(Ordering::Relaxed);
-        self.ring_doorbell(inner, *reported, true)?;
-        inner.settle()
+        self.ring_doorbell(inner, *reported, true)
     }
 
     fn ring_doorbell(&self, inner: &Inner, consumer: u32, arm: bool) -> Result<()> {

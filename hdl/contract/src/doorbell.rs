@@ -31,7 +31,7 @@ layout! {
     struct CqDoorbell / CqDoorbellBits [8] {
         /// The CQ.
         cqn: u32[24];
-        /// 0 leaves the arming as it is, 1 any next entry, 2 the next solicited entry.
+        /// 0 leaves the arming as it is, 1 any next entry, 2 the next solicited entry; unconsumed entries count as next.
         arm: u8[2] reserved 6;
         /// Index after the last CQE consumed.
         consumer: u32[24] reserved 8;
@@ -43,7 +43,7 @@ layout! {
     struct EqDoorbell / EqDoorbellBits [8] {
         /// The EQ.
         eqn: u32[24];
-        /// Raise the vector at the next entry.
+        /// Raise the vector at the next entry, at once if one is not consumed.
         arm: bool[1] reserved 7;
         /// Index after the last EQE consumed.
         consumer: u32[24] reserved 8;

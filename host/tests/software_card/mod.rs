@@ -310,7 +310,13 @@ impl Card {
         let vector = std::mem::take(&mut eq.armed).then_some(eq.entry.vector);
         self.write_entry(at, &entry.pack());
         self.count(StageCounter::Eqes);
-        if let Some(irq) = vector.and_then(|vector| self.irqs.get(usize::from(vector))) {
+        if let Some(vector) = vector {
+            self.raise(vector);
+        }
+    }
+
+    fn raise(&mut self, vector: u16) {
+        if let Some(irq) = self.irqs.get(usize::from(vector)) {
             let _ = io::Write::write(&mut &*irq, &1u64.to_ne_bytes());
             self.count(StageCounter::MsixSent);
         }
@@ -625,8 +631,13 @@ impl Card {
                 match self.cqs.get_mut(&value.cqn) {
                     Some(cq) if cq.entry.page == page => {
                         cq.consumer = value.consumer;
+                        let behind = cq.producer & 0xff_ffff != value.consumer;
+                        let eqn = u32::from(cq.entry.eqn);
                         if value.arm != doorbell::ARM_NONE {
-                            cq.arm = value.arm;
+                            cq.arm = if behind { doorbell::ARM_NONE } else { value.arm };
+                            if behind {
+                                self.event(eqn, EventKind::Completion, 0, value.cqn);
+                            }
                         }
                     }
                     Some(_) => self.reject(Reject::DoorbellOwner),
@@ -638,7 +649,12 @@ impl Card {
                 match self.eqs.get_mut(&value.eqn) {
                     Some(eq) => {
                         eq.consumer = value.consumer;
-                        eq.armed |= value.arm;
+                        let behind = eq.producer & 0xff_ffff != value.consumer;
+                        eq.armed = (eq.armed || value.arm) && !(value.arm && behind);
+                        if value.arm && behind {
+                            let vector = eq.entry.vector;
+                            self.raise(vector);
+                        }
                     }
                     None => self.reject(Reject::DoorbellUnknown),
                 }

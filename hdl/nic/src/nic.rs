@@ -10,7 +10,7 @@
 use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
-use crate::flow::{Count, PacketFields, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse};
+use crate::flow::{Count, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse};
 use crate::mac::{Mac, MacIo};
 use crate::pcie::bar::Bar;
 use crate::pcie::msix::Msix;
@@ -26,8 +26,13 @@ use crate::rx::packet_buffer::PacketBuffer;
 use crate::rx::place::Place;
 use crate::table::Lines;
 use crate::tx::{
-    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, schedule::Schedule,
-    segment::Segment, transmit_buffer::TransmitBuffer,
+    doorbell::Doorbell,
+    fetch::Fetch,
+    gather::Gather,
+    packetise::{Packetise, packet_fields},
+    schedule::Schedule,
+    segment::Segment,
+    transmit_buffer::TransmitBuffer,
 };
 use contract::StageCounter;
 use hdl::{
@@ -152,24 +157,6 @@ fn lines(l: Lines, put: &TableWrite, readers: Readers) {
 fn unused<T: Bundle>(s: &Stream<T>) {
     s.valid.set(low());
     s.data.assign_zero();
-}
-
-fn response_fields(s: &crate::flow::Segment) -> PacketFields {
-    PacketFields {
-        qp: s.qp,
-        fence: s.fence,
-        opcode: s.opcode,
-        psn: s.psn,
-        ack_req: s.ack_req,
-        solicited: s.solicited,
-        syndrome: s.syndrome,
-        msn: s.msn,
-        va: s.va,
-        rkey: s.rkey,
-        dma_length: s.dma_length,
-        imm: s.imm,
-        length: s.length,
-    }
 }
 
 impl Module for Nic {
@@ -320,7 +307,7 @@ impl Nic {
         gather.segment.take(&segment.data);
         packetise.data.take(&gather.slot);
         packetise.control.valid.set(segment.control.valid);
-        packetise.control.data.assign(&response_fields(&segment.control.data));
+        packetise.control.data.assign(&packet_fields(&segment.control.data));
         segment.control.ready.set(packetise.control.ready);
         gather.sent.set(packetise.sent);
         transmit_buffer.read.set(high());

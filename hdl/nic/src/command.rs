@@ -26,6 +26,9 @@ use hdl::{
 /// Bits of the counts of CQEs: more than can be on their way at once.
 pub const COUNT: u32 = 8;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[Reject::CommandFetchFailed];
+
 /// See the head of this file.
 #[derive(Debug)]
 pub struct Command {

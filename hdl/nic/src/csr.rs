@@ -2,7 +2,7 @@
 //!
 //! In: quadword accesses of [`crate::pcie::bar`], live values, refusals and events to count. Out: read answers (in
 //! order, two clocks later), the settings of the command queue. Counters are 64 bits in one memory: events gather in
-//! small pending counts that a scan adds, one counter per clock, so a counter lags by at most 128 clocks; `idle` says
+//! small pending counts that a scan adds, one counter per clock, so a counter lags by at most 132 clocks; `idle` says
 //! that none lags. Reading the low half of a quadword latches the high half for the read that follows.
 
 use crate::config::Config;
@@ -11,7 +11,7 @@ use crate::pcie::bar::RegisterAccess;
 use contract::register as r;
 use contract::{Reject, StageCounter};
 use hdl::{
-    Memory, Module, PortBuilder, Ports, Sig, Stream, all_of, cat, constant, delay, high, lit, low, mux, reg,
+    Memory, Module, PortBuilder, Ports, Sig, Stream, any_of, cat, constant, delay, high, lit, low, mux, reg,
     reg_init, when, wire,
 };
 
@@ -29,8 +29,9 @@ pub struct StageEvent {
 pub struct Csr {
     /// The card.
     pub c: Config,
-    /// Number of refusal sources.
-    pub rejects: u32,
+    /// The refusal sources: what each may count. Elsewhere a comparison of every source with every counter would
+    /// cost more than the counters.
+    pub rejects: Vec<&'static [Reject]>,
     /// The event sources.
     pub stages: Vec<StageEvent>,
 }
@@ -91,7 +92,7 @@ impl Ports for CsrIo {
             command_log_depth: p.output("command_log_depth", &4.into()),
             command_producer: p.output("command_producer", &16.into()),
             command_enable: p.output("command_enable", &1.into()),
-            rejects: (0..c.rejects).map(|i| p.input(&format!("reject_{i}"), &())).collect(),
+            rejects: (0..c.rejects.len()).map(|i| p.input(&format!("reject_{i}"), &())).collect(),
             stages: c
                 .stages
                 .iter()
@@ -107,6 +108,8 @@ impl Ports for CsrIo {
 const PENDING: u32 = 8;
 /// Bits of the largest pending count: 128 clocks of 16-bit amounts.
 const ADD: u32 = 24;
+/// Clocks from an event to its place in the memory at most: into the pending count, a whole scan, the read, the write.
+const LAG: u64 = 132;
 
 impl Csr {
     /// The fixed half-quadwords: (offset of the doubleword, value).
@@ -219,14 +222,16 @@ impl Module for Csr {
         let scanned_word = memory.read("scanned_word", high(), scan);
         let started = delay("started", high());
         let clearing = delay("clearing", first_pass);
+        for (i, (may, source)) in self.rejects.iter().zip(&io.rejects).enumerate() {
+            let listed: Vec<Sig> = may.iter().map(|reject| source.index.eq(reject.code())).collect();
+            hdl::assert_always(&format!("source_{i}_counts_what_it_lists"), !source.valid | any_of(&listed));
+        }
         let mut adds = vec![];
-        let mut lagging = vec![];
         for index in 0..128u32 {
             let (widest, increments): (u32, Vec<Sig>) = if index < 64 {
-                if Reject::ALL.get(index as usize).is_none() {
-                    continue;
-                }
-                (1, io.rejects.iter().map(|s| s.valid & s.index.eq(index)).collect())
+                let mine = self.rejects.iter().zip(&io.rejects);
+                let mine = mine.filter(|(may, _)| may.iter().any(|reject| *reject as u32 == index));
+                (1, mine.map(|(_, s)| s.valid & s.index.eq(index)).collect())
             } else {
                 let mine = self.stages.iter().zip(&io.stages).filter(|(e, _)| e.counter as u32 == index - 64);
                 let (widths, signals): (Vec<u32>, Vec<Sig>) = mine.map(|(e, s)| (e.bits, *s)).unzip();
@@ -250,11 +255,15 @@ impl Module for Csr {
             let mine = scanned.eq(index) & started;
             pending.set(mux(mine, sum, pending + sum));
             adds.push(pending.extend(ADD) & mine.repeat(ADD));
-            lagging.push(pending.none());
         }
         let add = adds.into_iter().reduce(|a, b| a | b).unwrap_or_else(|| lit(ADD, 0));
         memory.write(started, scanned, mux(clearing, lit(64, 0), scanned_word) + add.extend(64));
-        io.idle.set(all_of(&lagging) & !first_pass & !clearing);
+        // Cheaper than to ask every pending count: after a whole scan without an event none is left.
+        let events: Vec<Sig> =
+            io.rejects.iter().map(|s| s.valid).chain(io.stages.iter().map(|s| s.any())).collect();
+        let lag = reg_init("lag", 8, 0);
+        when(any_of(&events), || lag.set(LAG)).elif(lag.any(), || lag.set(lag - 1));
+        io.idle.set(lag.none() & !first_pass & !clearing);
 
         // reads: the memory answers one clock later, so everything does
         let counter_area = address.ge(r::REJECT_COUNTERS) & address.lt(r::STAGE_COUNTERS + 512);

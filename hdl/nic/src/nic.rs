@@ -497,18 +497,18 @@ impl Nic {
 
         // registers
         let rejects = [
-            bar.count,
-            doorbell.count,
-            segment.count,
-            gather.count,
-            packet_buffer.reject,
-            check.count,
-            place.count,
-            acknowledge.count,
-            complete.count,
-            notify.count,
-            read.count,
-            command.count,
+            (crate::pcie::bar::REJECTS, bar.count),
+            (crate::tx::doorbell::REJECTS, doorbell.count),
+            (crate::tx::segment::REJECTS, segment.count),
+            (crate::tx::gather::REJECTS, gather.count),
+            (crate::rx::packet_buffer::REJECTS, packet_buffer.reject),
+            (crate::rx::check::REJECTS, check.count),
+            (crate::rx::place::REJECTS, place.count),
+            (crate::rx::acknowledge::REJECTS, acknowledge.count),
+            (crate::rx::complete::REJECTS, complete.count),
+            (crate::rx::notify::REJECTS, notify.count),
+            (crate::pcie::read::REJECTS, read.count),
+            (crate::command::REJECTS, command.count),
         ];
         let staged = |count: &Count, counter: StageCounter| count.valid & count.index.eq(counter as u64);
         let sent_frame = packetise.packet_count | packetise.ack_count | packetise.nak_count;
@@ -543,7 +543,7 @@ impl Nic {
             "csr",
             &Csr {
                 c: c.clone(),
-                rejects: rejects.len() as u32,
+                rejects: rejects.iter().map(|(may, _)| *may).collect(),
                 stages: events
                     .iter()
                     .map(|(counter, s)| StageEvent { counter: *counter, bits: s.width() })
@@ -552,7 +552,7 @@ impl Nic {
         );
         csr.access.take(&bar.register);
         bar.register_read.take(&csr.data);
-        for (to, from) in csr.rejects.iter().zip(&rejects) {
+        for (to, (_, from)) in csr.rejects.iter().zip(&rejects) {
             to.assign(from);
         }
         for (to, (_, from)) in csr.stages.iter().zip(&events) {

@@ -198,7 +198,7 @@ fn access(s: &mut Interpreter, write: bool, address: u32, data: u64, enables: u6
 fn registers_tell_what_the_card_is_and_counters_count_once() {
     let csr = Csr {
         c: Config::small(),
-        rejects: 2,
+        rejects: vec![&[Reject::Duplicate]; 2],
         stages: vec![
             StageEvent { counter: StageCounter::TxFrames, bits: 1 },
             StageEvent { counter: StageCounter::TxBytes, bits: 4 },
@@ -233,7 +233,7 @@ fn registers_tell_what_the_card_is_and_counters_count_once() {
 
 #[test]
 fn a_counter_read_by_halves_is_whole() {
-    let mut s = start(&Csr { c: Config::small(), rejects: 1, stages: vec![] });
+    let mut s = start(&Csr { c: Config::small(), rejects: vec![&[]], stages: vec![] });
     s.poke("now", 0x1_ffff_ffff);
     assert_eq!(access(&mut s, false, r::NOW, 0, 0x0f) as u32, 0xffff_ffff);
     s.poke("now", 0x2_0000_0000);

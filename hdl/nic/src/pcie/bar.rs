@@ -14,6 +14,10 @@ use contract::Reject;
 use contract::pcie::{TlpCompletionHeaderBits, TlpMemoryHeaderBits};
 use hdl::{Bundle, EnumSig, HwEnum, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, select, when};
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] =
+    &[Reject::RequestUnsupported, Reject::RequestPoisoned, Reject::DoorbellMalformed];
+
 /// An access of one aligned quadword.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct RegisterAccess {

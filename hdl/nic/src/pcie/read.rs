@@ -41,6 +41,15 @@ use hdl::{
     reg, reg_init, select, when, wire,
 };
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[
+    Reject::CompletionTimeout,
+    Reject::CompletionPoisoned,
+    Reject::CompletionUr,
+    Reject::CompletionCa,
+    Reject::CompletionUnexpected,
+];
+
 /// The read engine.
 #[derive(Clone, Debug)]
 pub struct Read(pub Config);

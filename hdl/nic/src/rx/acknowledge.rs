@@ -40,6 +40,10 @@ use hdl::{
 /// Longest timeout in clocks, so that a 40-bit deadline is never ambiguous.
 const LOG_LONGEST: u32 = 38;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] =
+    &[Reject::QpHalted, Reject::ResponseStale, Reject::ResponseUnexpected, Reject::NakReserved];
+
 /// The stage, for one card configuration.
 #[derive(Clone, Debug)]
 pub struct Acknowledge {

@@ -39,6 +39,31 @@ const NAK_INVALID: u64 = 0x61;
 /// NAK: the R_Key does not allow it.
 const NAK_ACCESS: u64 = 0x62;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[
+    Reject::UnknownOpcode,
+    Reject::UnknownQp,
+    Reject::WrongTransport,
+    Reject::WrongQpState,
+    Reject::WrongAddress,
+    Reject::BadPkey,
+    Reject::PsnOutOfSequence,
+    Reject::PsnOutOfSequenceRepeat,
+    Reject::Duplicate,
+    Reject::OpcodeSequence,
+    Reject::AccessDenied,
+    Reject::ReceiverNotReady,
+    Reject::BadLength,
+    Reject::RkeyUnknown,
+    Reject::RkeyTag,
+    Reject::RkeyPd,
+    Reject::RkeyRights,
+    Reject::RkeyBounds,
+    Reject::QpHalted,
+    Reject::MissQueueFull,
+    Reject::ResponseUnexpected,
+];
+
 /// The stage, for one card configuration.
 #[derive(Clone, Debug)]
 pub struct Check {

@@ -19,6 +19,10 @@ use hdl::{
     when,
 };
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] =
+    &[Reject::DoorbellOwner, Reject::DoorbellUnknown, Reject::CqUnknown, Reject::CqOverflow];
+
 /// Where a CQ stands.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct CqState {

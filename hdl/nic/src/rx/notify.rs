@@ -15,6 +15,9 @@ use hdl::{
     Bundle, EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, cat, high, lit, low, reg, reg_init, when,
 };
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[Reject::DoorbellUnknown, Reject::EqOverflow];
+
 /// Where an EQ stands.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct EqState {

@@ -29,6 +29,21 @@ use hdl::{
 /// Headers that may wait for check.
 const WAITING: u32 = 16;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[
+    Reject::BadFcs,
+    Reject::Runt,
+    Reject::Oversize,
+    Reject::NotRoce,
+    Reject::BadIpHeader,
+    Reject::BadUdpLength,
+    Reject::WrongDestinationMac,
+    Reject::BadIcrc,
+    Reject::BufferFull,
+    Reject::BadTransportVersion,
+    Reject::UnknownOpcode,
+];
+
 /// A slot comes back.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]

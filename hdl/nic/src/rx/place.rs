@@ -49,6 +49,15 @@ const FINISHES: u32 = 16;
 /// The ACK syndrome: credits are not used.
 const ACK: u64 = 0x1f;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[
+    Reject::QpHalted,
+    Reject::WrongQpState,
+    Reject::LkeyBad,
+    Reject::ReceiveTooShort,
+    Reject::WqeFetchFailed,
+];
+
 /// The stage, for one card configuration.
 #[derive(Clone, Debug)]
 pub struct Place {

@@ -21,6 +21,9 @@ use contract::context::QpRightsBits;
 use contract::doorbell::{CQ_OFFSET, EQ_OFFSET, RQ_OFFSET, SQ_OFFSET, SqDoorbellBits};
 use hdl::{Module, Ports, Sig, Stream, any_of, high, lit, mux, reg_init, when};
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[Reject::DoorbellMalformed, Reject::DoorbellOwner, Reject::DoorbellUnknown];
+
 /// The doorbell stage.
 #[derive(Clone, Debug)]
 pub struct Doorbell(pub Config);

@@ -41,6 +41,9 @@ use hdl::{
 /// Bytes of Ethernet, IPv4, UDP and BTH.
 pub const HEADERS: u32 = 14 + 20 + 8 + 12;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] = &[Reject::SglKey, Reject::GatherFailed, Reject::SglTooShort];
+
 /// The gather stage.
 #[derive(Clone, Debug)]
 pub struct Gather(pub Config);

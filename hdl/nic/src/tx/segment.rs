@@ -43,6 +43,10 @@ pub const WINDOW: u64 = 1 << 22;
 /// Packets of which at least one asks for an acknowledgement.
 pub const ACK_EVERY: u64 = 16;
 
+/// What this stage may count.
+pub const REJECTS: &[Reject] =
+    &[Reject::SqFetchFailed, Reject::WqeIndex, Reject::WqeLength, Reject::WqeOpcode];
+
 /// The segment stage.
 #[derive(Clone, Debug)]
 pub struct Segment(pub Config);

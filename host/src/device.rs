@@ -180,6 +180,10 @@ pub struct Attributes {
     pub max_inline: u32,
     /// Outstanding records.
     pub record_count: u32,
+    /// Outstanding READs and atomics of this side, over all QPs.
+    pub read_count: u32,
+    /// READs and atomics of peers that are kept, over all QPs.
+    pub response_count: u32,
     /// log2 of the longest message in bytes.
     pub max_message: u32,
     /// PCI Express read tags.
@@ -299,6 +303,8 @@ impl Device {
             record_count: read(reg::RECORD_COUNT)?,
             max_message: read(reg::MAX_MESSAGE)?,
             read_tags: read(reg::READ_TAGS)?,
+            read_count: read(reg::READ_COUNT)?,
+            response_count: read(reg::RESPONSE_COUNT)?,
         };
         let must = [
             ("max_qp", attributes.max_qp, 1..=1 << 24),
@@ -311,6 +317,8 @@ impl Device {
             ("max_sge", attributes.max_sge, 1..=30),
             ("record_count", attributes.record_count, attributes.max_qp..=1 << 16),
             ("max_message", attributes.max_message, 1..=31),
+            ("read_count", attributes.read_count, 0..=1 << 16),
+            ("response_count", attributes.response_count, 0..=1 << 16),
         ];
         for (register, value, allowed) in must {
             if !allowed.contains(&value) {

@@ -93,7 +93,15 @@ layout! {
         /// First outstanding record of this QP in the card's record memory.
         record_base: u16[16];
         /// log2 of the number of records.
-        record_log_size: u8[4] reserved 44;
+        record_log_size: u8[4];
+        /// First entry of this QP in the card's memory of outstanding READs and atomics.
+        read_base: u16[16];
+        /// log2 of the number of those entries; at least `max_rd_atomic` of them.
+        read_log_size: u8[4];
+        /// First entry of this QP in the card's memory of READs and atomics owed to the peer.
+        response_base: u16[16];
+        /// log2 of the number of those entries; at least `max_dest_rd_atomic` of them.
+        response_log_size: u8[4] reserved 4;
     }
 }
 

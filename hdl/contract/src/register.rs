@@ -127,6 +127,10 @@ registers! {
     MAX_MESSAGE max_message 0x0048 32 [1] Ro Reset::Config, "csr";
     /// PCI Express read tags.
     READ_TAGS read_tags 0x004c 32 [1] Ro Reset::Config, "csr";
+    /// READs and atomics of this side that may be outstanding, over all QPs; the driver hands them out.
+    READ_COUNT read_count 0x0050 32 [1] Ro Reset::Config, "csr";
+    /// READs and atomics of peers that the card can keep, over all QPs; the driver hands them out.
+    RESPONSE_COUNT response_count 0x0054 32 [1] Ro Reset::Config, "csr";
     /// IOVA of the command ring, aligned to 4096.
     COMMAND_BASE command_base 0x0100 64 [1] Rw Reset::Value(0), "command";
     /// IOVA of the response ring, aligned to 4096.

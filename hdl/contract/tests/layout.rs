@@ -119,6 +119,10 @@ fn contexts_have_these_bits() {
             ("recv_cqn", 168, 24),
             ("record_base", 192, 16),
             ("record_log_size", 208, 4),
+            ("read_base", 212, 16),
+            ("read_log_size", 228, 4),
+            ("response_base", 232, 16),
+            ("response_log_size", 248, 4),
         ],
     );
     holds(&QpAddresses::LAYOUT, &[("dest_gid", 0, 128), ("src_gid", 128, 128)]);

@@ -31,6 +31,10 @@ pub struct Config {
     pub cpld: u32,
     /// Outstanding records, one per WQE in flight, shared out by the driver (power of two).
     pub records: u32,
+    /// Outstanding READs and atomics of this side, shared out by the driver (power of two).
+    pub reads: u32,
+    /// READs and atomics owed to peers and kept for replay, shared out by the driver (power of two).
+    pub responses: u32,
     /// WQEs of each QP held on chip (power of two).
     pub wqe_slots: u32,
     /// Receive WQEs of each QP held on chip (power of two). A SEND whose WQE is not here waits one PCIe read: this many
@@ -75,6 +79,8 @@ impl Config {
             cplh: 64,
             cpld: 512,
             records: 2048,
+            reads: 256,
+            responses: 256,
             wqe_slots: 4,
             receive_slots: 16,
             wqe_bytes: 128,
@@ -130,6 +136,14 @@ impl Config {
     pub fn record_bits(&self) -> u32 {
         index_width(self.records)
     }
+    /// Bits of an index into the outstanding READs and atomics.
+    pub fn read_bits(&self) -> u32 {
+        index_width(self.reads)
+    }
+    /// Bits of an index into the READs and atomics owed.
+    pub fn response_bits(&self) -> u32 {
+        index_width(self.responses)
+    }
     /// Bits of a byte address in the packet buffer.
     pub fn packet_address_bits(&self) -> u32 {
         index_width(self.packet_buffer_bytes)
@@ -164,6 +178,8 @@ impl Config {
             ("pages", self.pages),
             ("read_tags", self.read_tags),
             ("records", self.records),
+            ("reads", self.reads),
+            ("responses", self.responses),
             ("wqe_slots", self.wqe_slots),
             ("receive_slots", self.receive_slots),
             ("wqe_bytes", self.wqe_bytes),

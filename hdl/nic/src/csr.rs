@@ -137,6 +137,8 @@ impl Csr {
             (r::RECORD_COUNT, c.records),
             (r::MAX_MESSAGE, 31),
             (r::READ_TAGS, c.read_tags),
+            (r::READ_COUNT, c.reads),
+            (r::RESPONSE_COUNT, c.responses),
         ]
     }
 }

@@ -450,6 +450,7 @@ impl Qp {
                 recv_cqn: init.recv_cq.shared.cqn,
                 record_base: (qpn << share) as u16,
                 record_log_size: share.min(sq_log_depth) as u8,
+                ..QpQueues::default()
             },
             ..QpContext::default()
         };

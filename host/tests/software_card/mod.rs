@@ -230,6 +230,7 @@ impl Card {
             reg::MAX_SGE => 4,
             reg::MAX_INLINE => 64,
             reg::RECORD_COUNT => RECORDS.into(),
+            reg::READ_COUNT | reg::RESPONSE_COUNT => 256,
             reg::MAX_MESSAGE => 24,
             reg::READ_TAGS => 32,
             reg::COMMAND_CONSUMER => self.command_consumer.into(),

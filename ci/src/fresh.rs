@@ -105,7 +105,7 @@ fn fresh(args: Args) -> Result<()> {
             "fresh makes a chroot, which needs root: run it as root, on a machine that you may try things on"
         );
     }
-    for tool in ["debootstrap", "unshare"] {
+    for tool in ["debootstrap", "setpriv", "unshare"] {
         if !run::succeeds(&mut run::command(tool, ["--version"])) {
             bail!("{tool} is missing: apt-get install -y debootstrap util-linux");
         }
@@ -213,9 +213,13 @@ fn clone(root: &Path) -> Result<Verdict> {
 
 fn enter(root: &Path, work: &str) -> Result<()> {
     let sysroot = run::output(&mut run::command("rustc", ["--print", "sysroot"]))?;
+    // it dies with this process, too: nobody else would end what runs inside
     let mut enter = run::command(
-        "unshare",
+        "setpriv",
         [
+            "--pdeathsig",
+            "KILL",
+            "unshare",
             "--mount",
             "--propagation",
             "private",
@@ -235,7 +239,7 @@ fn enter(root: &Path, work: &str) -> Result<()> {
         }
     }
     println!("$ {work}");
-    let status = enter.status().context("cannot start unshare")?;
+    let status = enter.status().context("cannot start setpriv")?;
     if !status.success() {
         bail!("`{work}` failed in the fresh machine: {status}");
     }

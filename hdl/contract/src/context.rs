@@ -39,11 +39,17 @@ layout! {
         /// READs and atomics that this side may have outstanding.
         max_rd_atomic: u8[5];
         /// READs and atomics that the peer may have outstanding.
-        max_dest_rd_atomic: u8[5] reserved 6;
+        max_dest_rd_atomic: u8[5];
+        /// Frames carry an 802.1Q tag.
+        tagged: bool[1];
+        /// Frames are IPv6, not IPv4.
+        ipv6: bool[1] reserved 4;
         /// First PSN expected from the peer; taken by `init_receive`.
         rq_psn: u32[24] reserved 8;
         /// First PSN to send; taken by `init_send`.
-        sq_psn: u32[24] reserved 72;
+        sq_psn: u32[24];
+        /// VLAN of the frames that the QP takes; 0: none, or a tag that gives a priority alone.
+        vlan: u16[12] reserved 60;
     }
 }
 
@@ -65,9 +71,7 @@ layout! {
         /// IPv6 flow label.
         flow_label: u32[20] reserved 12;
         /// 802.1Q tag: priority, drop eligible, VLAN.
-        vlan_tag: u16[16];
-        /// Frames carry the tag.
-        vlan_present: bool[1] reserved 47;
+        vlan_tag: u16[16] reserved 48;
     }
 }
 

@@ -88,8 +88,11 @@ fn contexts_have_these_bits() {
             ("max_inflight", 96, 16),
             ("max_rd_atomic", 112, 5),
             ("max_dest_rd_atomic", 117, 5),
+            ("tagged", 122, 1),
+            ("ipv6", 123, 1),
             ("rq_psn", 128, 24),
             ("sq_psn", 160, 24),
+            ("vlan", 184, 12),
         ],
     );
     holds(
@@ -103,7 +106,6 @@ fn contexts_have_these_bits() {
             ("dest_qpn", 128, 24),
             ("flow_label", 160, 20),
             ("vlan_tag", 192, 16),
-            ("vlan_present", 208, 1),
         ],
     );
     holds(

@@ -127,6 +127,9 @@ pub struct Segment {
     /// AETH MSN (responses).
     #[shape(PSN)]
     pub msn: Sig,
+    /// Tag and IP version of the frame.
+    #[shape(())]
+    pub outer: Outer,
     /// RETH virtual address.
     #[shape(64)]
     pub va: Sig,
@@ -191,6 +194,9 @@ pub struct PacketFields {
     /// AETH MSN.
     #[shape(PSN)]
     pub msn: Sig,
+    /// Tag and IP version of the frame.
+    #[shape(())]
+    pub outer: Outer,
     /// RETH virtual address.
     #[shape(64)]
     pub va: Sig,
@@ -240,6 +246,15 @@ pub struct FrameBeat {
     pub error: Sig,
 }
 
+/// What stands in a frame besides the least: both move everything behind them.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Outer {
+    /// An 802.1Q tag behind the MAC addresses.
+    pub tagged: Sig,
+    /// IPv6, not IPv4.
+    pub ipv6: Sig,
+}
+
 /// A good RoCEv2 frame: its headers, and where its payload lies in the packet buffer.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
@@ -269,6 +284,9 @@ pub struct Headers {
     /// Receiver, as a GID.
     #[shape(128)]
     pub dest_gid: Sig,
+    /// VLAN of the frame's tag; 0: no tag, or one that gives a priority alone.
+    #[shape(12)]
+    pub vlan: Sig,
     /// RETH VA.
     #[shape(64)]
     pub va: Sig,

@@ -4,7 +4,8 @@ mod frames;
 
 use contract::Reject;
 use frames::{
-    Choices, Said, build, crc32, fix_icrc, fix_ip_checksum, golden, header_bytes, lint, read, with_fcs,
+    Choices, Said, build, crc32, fix_icrc, fix_ip_checksum, golden, header_bytes, lint, offsets, read,
+    with_fcs,
 };
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
@@ -120,12 +121,15 @@ impl Rig {
                 imm: (imm != [0; 4]).then_some(imm),
                 ..Said::default()
             };
-            let gid = |bits: Bits| {
-                assert_eq!(bits.low128() >> 32, 0xffff, "an IPv4 address as a GID");
-                bits.low() as u32
-            };
-            said.source_ip = gid(s.peek_bits("headers_source_gid"));
-            said.dest_ip = gid(s.peek_bits("headers_dest_gid"));
+            let vlan = s.peek("headers_vlan") as u16;
+            said.tag = (vlan != 0).then_some(vlan);
+            let [source, dest] =
+                ["source", "dest"].map(|n| s.peek_bits(&format!("headers_{n}_gid")).low128());
+            if source >> 32 == 0xffff && dest >> 32 == 0xffff {
+                (said.source_ip, said.dest_ip) = (source as u32, dest as u32);
+            } else {
+                said.ipv6 = Some((source, dest, 0));
+            }
             self.got.push(Got { said, slot, address, at: self.now });
             let got = self.got.len() - 1;
             self.got[got].said.payload = self.payload(address, length);
@@ -174,6 +178,8 @@ impl Rig {
 /// What the card is to say about a frame, of what the reader says.
 fn expected(frame: &[u8]) -> Said {
     let mut said = read(frame);
+    said.ipv6 = said.ipv6.map(|(source, dest, _)| (source, dest, 0));
+    said.tag = said.tag.map(|tag| tag & 0xfff).filter(|vlan| *vlan != 0);
     // not handed on
     (said.dest_mac, said.source_mac, said.tos, said.ttl, said.source_port) = (0, 0, 0, 0, 0);
     // atomics: address and key are handed on
@@ -255,7 +261,7 @@ fn captured(width: u32) {
         assert_eq!(got.said, expected(frame), "{name}");
         assert_eq!(
             got.address % rig.width,
-            header_bytes(frame[42]) % rig.width,
+            (header_bytes(frame[offsets(frame).1 + 8]) + offsets(frame).1 - 34) % rig.width,
             "{name}: payload lies as it came"
         );
     }
@@ -300,6 +306,83 @@ fn guarded(width: u32, step: usize) {
     let last = damaged.len() - 1;
     damaged[last] ^= 0x80;
     assert_eq!(rig.judge(&damaged).err(), Some(Reject::BadFcs));
+}
+
+/// The same packet over IPv6, with or without a tag.
+fn a_write_over_ipv6(tag: Option<u16>) -> Vec<u8> {
+    let said = read(&a_write(13));
+    let ipv6 = Some((0xfe80 << 112 | 0x0a, 0xfe80 << 112 | 0x0b, 0xabcde));
+    build(&Said { tag, ipv6, source_ip: 0, dest_ip: 0, ..said }, 0)
+}
+
+#[test]
+fn every_bit_of_a_tagged_ipv6_packet_is_guarded_by_name_or_a_switch_may_change_it() {
+    for (width, step) in [(8, 1), (64, 11)] {
+        for tag in [None, Some(0x6123)] {
+            let frame = a_write_over_ipv6(tag);
+            let (ip, udp) = offsets(&frame);
+            let mut rig = Rig::new(at_width(width), 1500);
+            let plain = rig.judge(&with_fcs(&frame)).expect("a good packet");
+            assert_eq!(plain.said, expected(&frame));
+            let name = |bit: usize| match (bit / 8, bit % 8) {
+                (0..6, _) => Some(Reject::WrongDestinationMac),
+                (at, _) if at < 12 => None,
+                // another EtherType; a tag's priority and VLAN are the QP's matter
+                (at, _) if at < 14 || (ip - 2..ip).contains(&at) => Some(Reject::NotRoce),
+                (at, _) if at < ip => None,
+                // the version; traffic class and flow label
+                (at, 4..) if at == ip => Some(Reject::BadIpHeader),
+                (at, _) if at < ip + 4 => None,
+                (at, _) if at < ip + 6 => Some(Reject::BadIpHeader),
+                (at, _) if at == ip + 6 => Some(Reject::NotRoce),
+                // hop limit
+                (at, _) if at == ip + 7 => None,
+                (at, _) if at == udp + 2 || at == udp + 3 => Some(Reject::NotRoce),
+                (at, _) if at == udp + 4 || at == udp + 5 => Some(Reject::BadUdpLength),
+                (at, _) if at == udp + 6 || at == udp + 7 || at == udp + 12 => None,
+                _ => Some(Reject::BadIcrc),
+            };
+            for bit in (0..frame.len() * 8).step_by(step) {
+                let mut flipped = frame.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                let got = rig.judge(&with_fcs(&flipped)).err();
+                // a shorter payload length contradicts UDP instead
+                let shorter = (ip + 4..ip + 6).contains(&(bit / 8)) && frame[bit / 8] >> (bit % 8) & 1 == 1;
+                let name = if shorter { Some(Reject::BadUdpLength) } else { name(bit) };
+                assert_eq!(got, name, "{width} bytes, tag {tag:x?}: bit {} of byte {}", bit % 8, bit / 8);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tag_moves_the_limits_of_a_frame_by_its_own_four_bytes() {
+    // an IP datagram of 1068 bytes passes with and without a tag, 1069 does not
+    let mut rig = Rig::new(Config::small(), 1068);
+    for tag in [None, Some(5)] {
+        for ipv6 in [None, Some((1, 2, 3))] {
+            let headers = if ipv6.is_some() { 60 } else { 40 };
+            let said = Said { tag, ipv6, ..read(&a_write(1068 - headers - 16 - 4)) };
+            let most = build(&said, 7);
+            rig.judge(&with_fcs(&most)).unwrap_or_else(|e| panic!("tag {tag:?}, {ipv6:?}: {e:?}"));
+            let over = [most, vec![0]].concat();
+            assert_eq!(rig.judge(&with_fcs(&over)).err(), Some(Reject::Oversize), "tag {tag:?}, {ipv6:?}");
+            // no room for a BTH: UDP and IP lengths agree
+            for inner in [8u16, 23] {
+                let mut f = build(&said, 7);
+                let (ip, udp) = offsets(&f);
+                let (at, total) = if ipv6.is_some() { (ip + 4, inner) } else { (ip + 2, inner + 20) };
+                f[at..at + 2].copy_from_slice(&total.to_be_bytes());
+                f[udp + 4..udp + 6].copy_from_slice(&inner.to_be_bytes());
+                fix_ip_checksum(&mut f);
+                assert_eq!(rig.judge(&with_fcs(&f)).err(), Some(Reject::Runt), "tag {tag:?}, {ipv6:?}");
+            }
+        }
+    }
+    // two tags, and extension headers, are not RoCE
+    let mut twice = a_write_over_ipv6(Some(1));
+    twice[16..18].copy_from_slice(&[0x81, 0]);
+    assert_eq!(rig.judge(&with_fcs(&twice)).err(), Some(Reject::NotRoce));
 }
 
 #[test]

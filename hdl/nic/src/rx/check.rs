@@ -238,7 +238,8 @@ impl Module for Check {
         let same_pkey = h.pkey.bits(0, 15).eq(rights.pkey.bits(0, 15))
             & h.pkey.bits(0, 15).any()
             & (h.pkey.bit(15) | rights.pkey.bit(15));
-        let same_addresses = h.dest_gid.eq(addresses.src_gid) & h.source_gid.eq(addresses.dest_gid);
+        let same_addresses =
+            h.dest_gid.eq(addresses.src_gid) & h.source_gid.eq(addresses.dest_gid) & h.vlan.eq(rights.vlan);
         let (refused_now, reason_now) = first_of(&[
             (!known_opcode, code(Reject::UnknownOpcode)),
             (beyond | !rights.valid, code(Reject::UnknownQp)),

@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::flow::{Count, FrameBeat, Headers};
 use crate::prim::fifo::Fifo;
 use crate::rx::parse::Parse;
-use crate::rx::verify::{Verify, ipv4_gid};
+use crate::rx::verify::Verify;
 use crate::tx::packetise::{BASE, at_least};
 use contract::Reject;
 use hdl::{
@@ -101,23 +101,6 @@ pub struct PacketBufferIo {
     pub idle: Sig,
 }
 
-/// Headers as stored: IPv4 addresses alone. IPv6 will store them whole.
-fn narrow(h: &Headers) -> Sig {
-    let parts: Vec<Sig> =
-        h.signals().iter().map(|s| if s.width() == 128 { s.bits(0, 32) } else { *s }).collect();
-    cat(&parts)
-}
-
-fn widen(c: &Config, bits: Sig) -> Headers {
-    let mut high = bits.width();
-    Headers::build(c, "", &mut |_, w| {
-        let stored = if w == 128 { 32 } else { w };
-        high -= stored;
-        let s = bits.bits(high, stored);
-        if w == 128 { ipv4_gid(s) } else { s }
-    })
-}
-
 impl Module for PacketBuffer {
     type Io = PacketBufferIo;
     fn name(&self) -> String {
@@ -194,8 +177,7 @@ impl Module for PacketBuffer {
         });
 
         // the judgement
-        let queue =
-            instance("queue", &Fifo { depth: WAITING, width: Headers::total_width(c) - 2 * (128 - 32) });
+        let queue = instance("queue", &Fifo { depth: WAITING, width: Headers::total_width(c) });
         let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
         let room = !overflow & !no_slot & queue.input.ready;
         accept.set(verify.done & verify.good & room);
@@ -209,9 +191,9 @@ impl Module for PacketBuffer {
         let within = (verify.payload_at - u64::from(skip * c.data_bytes)).extend(c.packet_address_bits());
         let headers = Headers { address: stored_at + within, slot, ..verify.headers };
         queue.input.valid.set(accept);
-        queue.input.data.set(narrow(&headers));
+        queue.input.data.set(headers.to_bits());
         io.headers.valid.set(queue.output.valid);
-        io.headers.data.assign(&widen(c, queue.output.data));
+        io.headers.data.assign(&Headers::from_bits(c, queue.output.data));
         queue.output.ready.set(io.headers.ready);
 
         io.idle.set(newest.eq(oldest) & tail.eq(start) & !io.frame.valid & !verify.done);

@@ -2,18 +2,20 @@
 //!
 //! In: beats of frames from the mac, one per clock at most, never held up. Out: four clocks after a frame's last beat
 //! `parsed`, valid for the one clock of `done`; and every beat again with its number, three clocks late, to be stored.
-//! Nothing is judged here: [`super::verify`] does that. Headers lie at the fixed offsets of IPv4 without VLAN; a tag (+4)
-//! or IPv6 (+20) will be a choice among shifted views of `header` in this file alone.
+//! Nothing is judged here: [`super::verify`] does that. An 802.1Q tag moves the headers by 4 bytes, IPv6 by 20: what is
+//! behind them is a choice among four shifted views of `header`.
 //!
-//! The ICRC ends where the IP total length says, so FCS and Ethernet padding behind it do not count. It is checked by
+//! The ICRC ends where the IP length says, so FCS and Ethernet padding behind it do not count. It is checked by
 //! the residue: no byte of the received sum is looked at.
 
 use crate::config::Config;
-use crate::flow::FrameBeat;
+use crate::flow::{FrameBeat, Outer};
 use crate::prim::crc::residues;
-use crate::tx::packetise::{BASE, COVERED, MOST, at_least, icrc_start, icrc_view};
+use crate::tx::packetise::{BASE, MOST, OUTER, at_least, icrc_covers, icrc_opens, icrc_start, icrc_view};
+use contract::wire::{ETHERTYPE_IPV6, ETHERTYPE_VLAN};
 use hdl::{
-    Bundle, Module, Ports, Sig, cat, crc32_next, delay, delay_init, lit, mux, reg, reg_init, select, when,
+    Bundle, Module, Ports, Sig, cat, crc32_next, delay, delay_init, lit, low, mux, reg, reg_init, select,
+    when,
 };
 
 /// Bits of a beat's number. It stays at the greatest: a frame without end is merely long, 64 KiB.
@@ -31,11 +33,17 @@ pub struct Parsed {
     pub damaged: Sig,
     /// The mac had no room and cut the frame short.
     pub cut: Sig,
-    /// `contract::EthernetHeader`.
+    /// Which headers there are.
+    #[shape(())]
+    pub outer: Outer,
+    /// `contract::EthernetHeader`, its EtherType that behind the tag.
     #[shape(14 * 8)]
     pub ethernet: Sig,
-    /// `contract::Ipv4Header`.
-    #[shape(20 * 8)]
+    /// VLAN of the tag, if there is one.
+    #[shape(12)]
+    pub vlan: Sig,
+    /// `contract::Ipv6Header`, or `contract::Ipv4Header` and 20 bytes of no meaning.
+    #[shape(40 * 8)]
     pub ip: Sig,
     /// `contract::UdpHeader`.
     #[shape(8 * 8)]
@@ -112,20 +120,32 @@ impl Module for Parse {
         // 2: how far the ICRC reaches: the total length is kept when its beat arrives here
         let valid_2 = delay_init("valid_2", valid_1);
         let two = stage("two", one);
-        let at = COVERED + 2;
-        let length_beat = at / bytes;
-        let total_length = cat(&[one[1].byte(at % bytes), one[1].byte(at % bytes + 1)]).extend(17);
-        let end_kept = reg("icrc_end", 17);
-        when(valid_1 & one[0].eq(u64::from(length_beat)), || {
-            end_kept.set(total_length + u64::from(COVERED) - 1)
+        let half_at = |at: u32| cat(&[one[1].byte(at % bytes), one[1].byte(at % bytes + 1)]);
+        let here = |at: u32| one[0].eq(u64::from(at / bytes));
+        let kept = Outer::regs(&(), "kept");
+        let outer_now = Outer::wires(&(), "outer_now");
+        outer_now.assign(&kept);
+        when(here(12), || {
+            outer_now.tagged.set(half_at(12).eq(u64::from(ETHERTYPE_VLAN)));
+            outer_now.ipv6.set(half_at(12).eq(u64::from(ETHERTYPE_IPV6)));
         });
+        when(here(16) & outer_now.tagged, || outer_now.ipv6.set(half_at(16).eq(u64::from(ETHERTYPE_IPV6))));
+        when(valid_1, || kept.assign(&outer_now));
+        // the four places of the IP length lie in one beat
+        let length_beat = 16 / bytes;
+        let (tagged, ipv6) = (outer_now.tagged, outer_now.ipv6);
+        let ip_length =
+            mux(ipv6, mux(tagged, half_at(22), half_at(18)), mux(tagged, half_at(20), half_at(16)));
+        let before = cat(&[ipv6, low(), ipv6, tagged, low(), low()]);
+        let end_kept = reg("icrc_end", 17);
+        when(valid_1 & here(16), || end_kept.set(ip_length.extend(17) + before.extend(17) + 13));
         let early = !at_least(two[0], length_beat);
         let end_beat = end_kept.bits(lanes, beat);
         // a datagram of 65522 bytes and more never ends here; it is oversize
         let closing = !early & two[0].eq(end_beat) & !end_kept.msb();
         let behind = !early & two[0].gt(end_beat) & !end_kept.msb();
         let end_lane = end_kept.bits(0, lanes);
-        let view = icrc_view(two[0], two[1], bytes);
+        let view = icrc_view(&kept, two[0], two[1], bytes);
         let inside: Vec<Sig> = (0..bytes)
             .rev()
             .map(|i| {
@@ -138,15 +158,16 @@ impl Module for Parse {
         let valid_3 = delay_init("valid_3", valid_2);
         let three = stage("three", two);
         let covered = delay("covered", cat(&inside));
-        let starts = delay("icrc_starts", two[0].eq(u64::from(COVERED / bytes)));
-        let counts = delay("icrc_counts", at_least(two[0], COVERED / bytes) & !behind);
+        let starts = delay("icrc_starts", icrc_opens(&kept, two[0], bytes));
+        let start = delay("icrc_start", icrc_start(&kept, bytes));
+        let counts = delay("icrc_counts", icrc_covers(&kept, two[0], bytes) & !behind);
         let closes = delay("icrc_closes", closing);
         let closes_at = delay("icrc_closes_at", end_lane.extend(lanes + 1) + 1);
         let register = reg("icrc_register", 32);
         when(valid_3 & counts, || {
-            register.set(crc32_next(mux(starts, icrc_start(bytes), register), covered, bytes));
+            register.set(crc32_next(mux(starts, start, register), covered, bytes));
         });
-        let beats = MOST.div_ceil(bytes);
+        let beats = (MOST + OUTER).div_ceil(bytes);
         let header: Vec<Sig> = (0..beats)
             .map(|k| {
                 let r = reg(&format!("header_{k}"), bytes * 8);
@@ -163,22 +184,32 @@ impl Module for Parse {
         // 4: the frame is whole
         let closed = delay_init("icrc_closed", valid_3 & closes);
         let expected = delay("icrc_expected", select(closes_at, &residues(bytes)));
-        let kept = reg_init("icrc_kept", 1, 0);
-        let good = mux(closed, register.eq(expected), kept).named("icrc_good");
-        kept.set(good);
-        when(valid_3 & three[0].none(), || kept.set(0));
+        let good_kept = reg_init("icrc_kept", 1, 0);
+        let good = mux(closed, register.eq(expected), good_kept).named("icrc_good");
+        good_kept.set(good);
+        when(valid_3 & three[0].none(), || good_kept.set(0));
         io.done.set(delay_init("whole", valid_3 & three[2]));
+        let outer = Outer::regs(&(), "outer");
+        let outer_3 = Outer::regs(&(), "outer_3");
+        outer_3.assign(&kept);
+        outer.assign(&outer_3);
         let length = cat(&[three[0], lit(lanes, 0)]).extend(17) + three[3].extend(17);
         let field = |at: u32, n: u32| header.bits((beats * bytes - at - n) * 8, n * 8);
+        let behind = |at: u32, n: u32| {
+            let moved = |by: u32| mux(outer.tagged, field(at + by + 4, n), field(at + by, n));
+            mux(outer.ipv6, moved(20), moved(0))
+        };
         io.parsed.assign(&Parsed {
             length: delay("length", length),
             damaged: delay("damaged", three[4]),
             cut: delay("cut", three[3].none()),
-            ethernet: field(0, 14),
-            ip: field(14, 20),
-            udp: field(34, 8),
-            bth: field(42, 12),
-            extension: field(BASE, MOST - BASE),
+            outer,
+            ethernet: cat(&[field(0, 12), mux(outer.tagged, field(16, 2), field(12, 2))]),
+            vlan: field(14, 2).bits(0, 12),
+            ip: mux(outer.tagged, field(18, 40), field(14, 40)),
+            udp: behind(34, 8),
+            bth: behind(42, 12),
+            extension: behind(BASE, MOST - BASE),
             icrc_good: good,
         });
     }

@@ -8,7 +8,8 @@
 //! BadIpHeader   NotRoce (protocol, port)   BadUdpLength   Runt (no BTH)   BadIcrc   BadTransportVersion   UnknownOpcode
 //! Runt (no room for the opcode's headers and pad)
 //! ```
-//! What the QP says about the packet is check's matter. UDP checksum, ToS and TTL are not looked at. Header fields that
+//! What the QP says about the packet is check's matter. UDP checksum, ToS or traffic class, TTL or hop limit, flow label
+//! and a tag's priority are not looked at. IPv6 extension headers are NotRoce. Header fields that
 //! the opcode does not carry are zero.
 
 use crate::config::Config;
@@ -18,8 +19,8 @@ use crate::tx::packetise::{BASE, opcode_is, sum16};
 use contract::Reject;
 use contract::opcode::Opcode;
 use contract::wire::{
-    AethBits, BthBits, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits, ROCE_PORT,
-    RethBits, UdpHeaderBits,
+    AethBits, BthBits, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits, Ipv6HeaderBits,
+    ROCE_PORT, RethBits, UdpHeaderBits,
 };
 use hdl::{Bundle, Module, Ports, Sig, cat, delay, delay_init, lit, mux};
 
@@ -27,8 +28,8 @@ use hdl::{Bundle, Module, Ports, Sig, cat, delay, delay_init, lit, mux};
 const SHORTEST: u64 = 64;
 /// Ethernet header and FCS: what a frame is longer than its MTU.
 const ETHERNET: u64 = 18;
-/// IP total length of a packet of headers alone: IP, UDP, BTH, ICRC.
-const LEAST: u64 = 44;
+/// Bytes behind the IP header of a packet of headers alone: UDP, BTH, ICRC.
+const LEAST: u64 = 24;
 
 /// The stage.
 #[derive(Clone, Debug)]
@@ -84,38 +85,47 @@ impl Module for Verify {
         format!("verify_{}", self.0.name)
     }
     fn doc(&self) -> String {
-        "Judges a whole frame by Ethernet, IPv4, UDP, BTH and ICRC.".into()
+        "Judges a whole frame by Ethernet, IP, UDP, BTH and ICRC.".into()
     }
     fn body(&self, io: &VerifyIo) {
         let p = io.parsed;
         let ethernet = EthernetHeaderBits::unpack(p.ethernet);
-        let ip = Ipv4HeaderBits::unpack(p.ip);
+        let (tagged, ipv6) = (p.outer.tagged, p.outer.ipv6);
+        let ip = Ipv4HeaderBits::unpack(p.ip.bits(160, 160));
+        let ip6 = Ipv6HeaderBits::unpack(p.ip);
         let udp = UdpHeaderBits::unpack(p.udp);
 
         // 1: every question by itself
-        let total = ip.total_length;
-        let space = p.length - ETHERNET;
+        let datagram = mux(ipv6, ip6.payload_length.extend(17) + 40, ip.total_length.extend(17));
+        let inner = mux(ipv6, ip6.payload_length, ip.total_length - 20).named("behind_ip");
+        let most = io.port_mtu.extend(17) + ETHERNET;
+        let space = p.length - mux(tagged, lit(17, ETHERNET + 4), lit(17, ETHERNET));
         let ask = |name: &str, fails: Sig| delay(&format!("fails_{name}"), fails);
         let cut = ask("cut", p.cut);
         let runt = ask("runt", p.length.lt(SHORTEST));
         let damaged = ask("fcs", p.damaged);
-        let oversize = ask("oversize", p.length.gt(io.port_mtu.extend(17) + ETHERNET));
+        let oversize = ask("oversize", p.length.gt(mux(tagged, most + 4, most)));
         let mac = ask("mac", ethernet.destination.ne(io.port_mac));
-        let ethertype = ask("ethertype", ethernet.ethertype.ne(u64::from(ETHERTYPE_IPV4)));
+        let ethertype = ask("ethertype", !ipv6 & ethernet.ethertype.ne(u64::from(ETHERTYPE_IPV4)));
         let fragment = ip.more_fragments | ip.fragment_offset.any();
-        let ip_shape = ip.version.ne(4) | ip.ihl.ne(5) | fragment | total.extend(17).gt(space);
+        let shape_4 = ip.version.ne(4) | ip.ihl.ne(5) | fragment;
+        let ip_shape = mux(ipv6, ip6.version.ne(6), shape_4) | datagram.gt(space);
         let ip_shape = ask("ip", ip_shape);
-        let port = ip.protocol.ne(u64::from(IP_PROTOCOL_UDP)) | udp.destination_port.ne(u64::from(ROCE_PORT));
+        let protocol = mux(ipv6, ip6.next_header, ip.protocol);
+        let port = protocol.ne(u64::from(IP_PROTOCOL_UDP)) | udp.destination_port.ne(u64::from(ROCE_PORT));
         let port = ask("port", port);
-        let udp_length = ask("udp_length", udp.length.ne(total - 20));
-        let no_bth = ask("bth", total.lt(LEAST));
+        let udp_length = ask("udp_length", udp.length.ne(inner));
+        let no_bth = ask("bth", mux(ipv6, inner.lt(LEAST), ip.total_length.lt(LEAST + 20)));
         let icrc = ask("icrc", !p.icrc_good);
-        let words: Vec<Sig> = (0..10).map(|i| p.ip.bits(i * 16, 16)).collect();
+        let words: Vec<Sig> = (10..20).map(|i| p.ip.bits(i * 16, 16)).collect();
         let sums = [delay("sum_low", sum16(&words[..5])), delay("sum_high", sum16(&words[5..]))];
         let bth = BthBits::unpack(delay("bth", p.bth));
         let extension = delay("extension", p.extension);
-        let after_least = delay("after_least", total - LEAST);
-        let (source, destination) = (delay("source", ip.source), delay("destination", ip.destination));
+        let after_least = delay("after_least", inner - LEAST);
+        let source = delay("source", mux(ipv6, ip6.source, ipv4_gid(ip.source)));
+        let destination = delay("destination", mux(ipv6, ip6.destination, ipv4_gid(ip.destination)));
+        let vlan = delay("vlan", mux(tagged, p.vlan, lit(12, 0)));
+        let has_checksum = delay("has_checksum", !ipv6);
         let length = delay("length_1", (p.length - 4).bits(0, 16));
 
         // 2: the opcode's headers, the IP checksum
@@ -145,8 +155,9 @@ impl Module for Verify {
             pad: bth.pad_count,
             pkey: bth.pkey,
             psn: bth.psn,
-            source_gid: ipv4_gid(source),
-            dest_gid: ipv4_gid(destination),
+            source_gid: source,
+            dest_gid: destination,
+            vlan,
             va: only(addressed, fields.va),
             rkey: only(addressed, fields.rkey),
             dma_length: only(reth, fields.dma_length),
@@ -167,7 +178,7 @@ impl Module for Verify {
             (oversize, Reject::Oversize),
             (mac, Reject::WrongDestinationMac),
             (ethertype, Reject::NotRoce),
-            (ip_shape | checksum.ne(0xffff), Reject::BadIpHeader),
+            (ip_shape | (has_checksum & checksum.ne(0xffff)), Reject::BadIpHeader),
             (port, Reject::NotRoce),
             (udp_length, Reject::BadUdpLength),
             (no_bth, Reject::Runt),
@@ -190,7 +201,10 @@ impl Module for Verify {
         let out = Headers::regs(&self.0, "judged");
         out.assign(&kept);
         io.headers.assign(&out);
-        let payload_at = delay("payload_at_2", extension_bytes.extend(7) + u64::from(BASE));
+        let base = |n: u32| lit(7, u64::from(BASE + n));
+        let base = mux(ipv6, mux(tagged, base(24), base(20)), mux(tagged, base(4), base(0)));
+        let base = delay("base", base);
+        let payload_at = delay("payload_at_2", extension_bytes.extend(7) + base);
         io.payload_at.set(delay("payload_at_3", payload_at));
         io.good.set(delay("is_good", good));
         io.reject.set(delay("first_reject", reject));

@@ -30,16 +30,14 @@ use crate::flow::{
 use crate::mr::judge;
 use crate::prim::fifo::Fifo;
 use crate::qp::INDEX;
+use crate::tx::packetise::header_bytes;
 use contract::context::{MrEntryBits, QpRightsBits};
 use contract::ring::SgeBits;
-use contract::{Opcode, Reject, WcStatus};
+use contract::{Reject, WcStatus};
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, instance, lit, mux, reg, reg_init,
-    select, when,
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, index_width, instance, lit, mux, reg, reg_init, select,
+    when,
 };
-
-/// Bytes of Ethernet, IPv4, UDP and BTH.
-pub const HEADERS: u32 = 14 + 20 + 8 + 12;
 
 /// What this stage may count.
 pub const REJECTS: &[Reject] = &[Reject::SglKey, Reject::GatherFailed, Reject::SglTooShort];
@@ -121,16 +119,6 @@ struct Piece {
     address: Sig,
 }
 
-/// Lane in which the payload of a packet with this BTH opcode starts.
-fn first_lane(c: &Config, opcode: Sig) -> Sig {
-    let is = |some: &[Opcode]| any_of(&some.iter().map(|o| opcode.eq(*o as u64)).collect::<Vec<_>>());
-    let reth = is(&[Opcode::RcWriteFirst, Opcode::RcWriteOnly, Opcode::RcWriteOnlyImm]);
-    let imm =
-        is(&[Opcode::RcSendLastImm, Opcode::RcSendOnlyImm, Opcode::RcWriteLastImm, Opcode::RcWriteOnlyImm]);
-    let lane = |extension: u32| lit(c.lane_bits(), u64::from((HEADERS + extension) % c.data_bytes));
-    mux(reth, mux(imm, lane(20), lane(16)), mux(imm, lane(4), lane(0)))
-}
-
 impl Module for Gather {
     type Io = GatherIo;
     fn name(&self) -> String {
@@ -172,7 +160,7 @@ impl Module for Gather {
         // clock 0: where and how much
         let phase = reg_init("phase", 2, 0);
         io.read_qp.set(segment.qp);
-        let lane = first_lane(c, segment.opcode);
+        let lane = header_bytes(&segment.outer, segment.opcode).bits(0, lane_bits);
         let bytes = lane.extend(14) + segment.length.extend(14) + u64::from(c.data_bytes - 1);
         let words = mux(
             segment.length.any() & !segment.fence,
@@ -217,6 +205,7 @@ impl Module for Gather {
                 solicited: segment.solicited,
                 syndrome: segment.syndrome,
                 msn: segment.msn,
+                outer: segment.outer,
                 va: segment.va,
                 rkey: segment.rkey,
                 dma_length: segment.dma_length,

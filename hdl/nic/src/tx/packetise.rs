@@ -7,8 +7,9 @@
 //! ```
 //! In: packets without payload (`control`: ACK, NAK; they go first), packets whose payload lies whole in the transmit
 //! buffer (`data`), and the fence token, which is reported by `fence_done` once every packet before it is out. Out:
-//! Ethernet | IPv4 | UDP | BTH | RETH or AETH | ImmDt | payload | pad | ICRC, without FCS and without padding to 60
-//! bytes. One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
+//! Ethernet | 802.1Q tag | IPv4 or IPv6 | UDP | BTH | RETH or AETH | ImmDt | payload | pad | ICRC, without FCS and without
+//! padding to 60 bytes; tag and IP version as the QP's rights say.
+//! One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
 //! it and takes 4 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 4
 //! clocks. From accept to the first beat: 9 clocks. A beat is read only when room for it is held, so nothing behind the read ever
 //! stalls. Never splits a frame, never reads the buffer after `sent`.
@@ -16,14 +17,14 @@
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
 
 use crate::config::Config;
-use crate::flow::{FrameBeat, PacketFields, Segment, TransmitSlot};
+use crate::flow::{FrameBeat, Outer, PacketFields, Segment, TransmitSlot};
 use crate::prim::crc::unwind;
 use crate::prim::fifo::Fifo;
 use contract::context::{QpAddressesBits, QpPathBits};
 use contract::opcode::{Opcode, OpcodeRow};
 use contract::wire::{
-    AethBits, BthBits, DEFAULT_PKEY, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits,
-    ROCE_PORT, RethBits, UdpHeaderBits,
+    AethBits, BthBits, DEFAULT_PKEY, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, EthernetHeaderBits,
+    IP_PROTOCOL_UDP, Ipv4HeaderBits, Ipv6HeaderBits, ROCE_PORT, RethBits, UdpHeaderBits,
 };
 use hdl::{
     Bundle, Module, Ports, Sig, Stream, any_of, cat, crc32_back, crc32_next, delay, delay_init, high,
@@ -34,14 +35,14 @@ use hdl::{
 const MIG_REQ: u64 = 0;
 /// Bytes before the BTH's extension headers: Ethernet, IPv4, UDP, BTH.
 pub(crate) const BASE: u32 = 14 + 20 + 8 + 12;
-/// Most header bytes: RETH and ImmDt.
+/// Most header bytes with IPv4 and without tag: RETH and ImmDt.
 pub(crate) const MOST: u32 = BASE + 16 + 4;
+/// Most bytes of 802.1Q tag, and of IPv6 beyond IPv4, before the BTH.
+pub(crate) const OUTER: u32 = 4 + 20;
+/// Most header bytes of a frame.
+const LONGEST: u32 = MOST + OUTER;
 /// Bits of a position within a frame (8191 payload bytes and all headers).
 const POSITION: u32 = 14;
-/// First byte under the ICRC: the IPv4 header.
-pub(crate) const COVERED: u32 = 14;
-/// Bytes that the ICRC takes as 0xFF (RoCE annex A17): ToS, TTL, IP checksum, UDP checksum, BTH byte 4.
-const MASKED: [u32; 7] = [15, 22, 24, 25, 40, 41, 46];
 /// Register before the first covered byte: behind eight 0xFF for the absent local route header.
 const ICRC_START: u32 = 0xDEBB_20E3;
 /// Beats that leave together; at most four more are under way when `room` is seen.
@@ -113,6 +114,7 @@ pub fn packet_fields(s: &Segment) -> PacketFields {
         solicited: s.solicited,
         syndrome: s.syndrome,
         msn: s.msn,
+        outer: s.outer,
         va: s.va,
         rkey: s.rkey,
         dma_length: s.dma_length,
@@ -128,8 +130,8 @@ pub fn opcode_is(opcode: Sig, f: impl Fn(&OpcodeRow) -> bool) -> Sig {
     any_of(&hits)
 }
 
-/// Bytes before the payload, 7 bits: 54 to 74. gather aligns by it.
-pub fn header_bytes(opcode: Sig) -> Sig {
+/// Bytes before the payload, 7 bits: 54 to 98. gather aligns by it.
+pub fn header_bytes(outer: &Outer, opcode: Sig) -> Sig {
     let reth = opcode_is(opcode, |r| r.headers.reth);
     let aeth = opcode_is(opcode, |r| r.headers.aeth);
     let imm = opcode_is(opcode, |r| r.headers.immdt || r.headers.ieth);
@@ -137,26 +139,68 @@ pub fn header_bytes(opcode: Sig) -> Sig {
         + cat(&[reth, lit(4, 0)]).extend(7)
         + cat(&[aeth, low(), low()]).extend(7)
         + cat(&[imm, low(), low()]).extend(7)
+        + cat(&[outer.tagged, low(), low()]).extend(7)
+        + mux(outer.ipv6, lit(7, 20), lit(7, 0))
 }
 
-/// `data`, beat number `beat` of an IPv4 frame without VLAN, as the ICRC sees it: variable bytes as ones, bytes before
-/// the IP header as zeros (the register starts at [`icrc_start`] for that).
-pub fn icrc_view(beat: Sig, data: Sig, bytes: u32) -> Sig {
+/// First byte of the IP header, then of the UDP header, for each kind of frame, in the order of [`by_outer`].
+pub(crate) const KINDS: [(u32, u32); 4] = [(14, 34), (18, 38), (14, 54), (18, 58)];
+
+/// Whether the frame is of each of the [`KINDS`].
+pub(crate) fn by_outer(outer: &Outer) -> [Sig; 4] {
+    let (tagged, ipv6) = (outer.tagged, outer.ipv6);
+    [!tagged & !ipv6, tagged & !ipv6, !tagged & ipv6, tagged & ipv6]
+}
+
+/// `data`, beat number `beat` of a frame, as the ICRC sees it: variable bytes as ones, bytes before the IP header as
+/// zeros (the register starts at [`icrc_start`] for that). Sources: RoCE annex A17, the ICRC's masked fields.
+pub fn icrc_view(outer: &Outer, beat: Sig, data: Sig, bytes: u32) -> Sig {
     let at = |p: u32| beat.eq(u64::from(p / bytes));
+    let kinds: Vec<_> = KINDS.into_iter().zip(by_outer(outer)).collect();
+    // IPv4: ToS, TTL, checksum. IPv6: traffic class (its first half beside the version), flow label, hop limit. Both: UDP
+    // checksum, FECN and BECN
+    let masked = |ip: u32, udp: u32| {
+        let of_ip: &[u32] = if udp - ip == 20 { &[1, 8, 10, 11] } else { &[1, 2, 3, 7] };
+        of_ip.iter().map(|n| ip + n).chain([udp + 6, udp + 7, udp + 12]).collect::<Vec<_>>()
+    };
     let view: Vec<Sig> = (0..bytes)
         .rev()
         .map(|i| {
-            let ones: Vec<Sig> = MASKED.iter().filter(|p| *p % bytes == i).map(|p| at(*p)).collect();
-            let byte = data.byte(i) | any_of(&ones).repeat(8);
-            if i < COVERED % bytes { byte & (!at(COVERED)).repeat(8) } else { byte }
+            let (mut ones, mut half, mut before) = (vec![low()], vec![low()], vec![low()]);
+            for ((ip, udp), is) in &kinds {
+                ones.extend(masked(*ip, *udp).into_iter().filter(|p| p % bytes == i).map(|p| at(p) & *is));
+                if udp - ip == 40 && ip % bytes == i {
+                    half.push(at(*ip) & *is);
+                }
+                if i < ip % bytes {
+                    before.push(at(*ip) & *is);
+                }
+            }
+            let ones = any_of(&ones).repeat(8) | cat(&[lit(4, 0), any_of(&half).repeat(4)]);
+            (data.byte(i) | ones) & (!any_of(&before)).repeat(8)
         })
         .collect();
     cat(&view)
 }
 
 /// The ICRC register before the first covered beat, whose lanes before the IP header are zero.
-pub fn icrc_start(bytes: u32) -> Sig {
-    lit(32, u64::from(crc32_back(ICRC_START, (COVERED % bytes) as usize)))
+pub fn icrc_start(outer: &Outer, bytes: u32) -> Sig {
+    let at = |ip: u32| lit(32, u64::from(crc32_back(ICRC_START, (ip % bytes) as usize)));
+    mux(outer.tagged, at(18), at(14))
+}
+
+/// `beat` is, or comes behind, the first under the ICRC.
+pub(crate) fn icrc_covers(outer: &Outer, beat: Sig, bytes: u32) -> Sig {
+    mux(outer.tagged, at_least(beat, 18 / bytes), at_least(beat, 14 / bytes))
+}
+
+/// `beat` is the first under the ICRC.
+pub(crate) fn icrc_opens(outer: &Outer, beat: Sig, bytes: u32) -> Sig {
+    beat.eq(mux(
+        outer.tagged,
+        lit(beat.width(), u64::from(18 / bytes)),
+        lit(beat.width(), u64::from(14 / bytes)),
+    ))
 }
 
 /// `n` or more; a constant for 0, of which a comparison would be a lint warning.
@@ -222,7 +266,8 @@ impl Module for Packetise {
         let position = |name: &str| reg(name, POSITION);
         let (head, end, icrc_at, frame_end) =
             (position("header_end"), position("payload_end"), position("icrc_at"), position("frame_end"));
-        let header = header_bytes(packet.opcode).extend(POSITION);
+        let outer = &packet.outer;
+        let header = header_bytes(outer, packet.opcode).extend(POSITION);
         let payload = packet.length.extend(POSITION);
         when(phase.eq(1), || {
             head.set(header);
@@ -232,7 +277,9 @@ impl Module for Packetise {
         });
 
         // 2, 3: IPv4 checksum
-        let total_length = (frame_end - 14).extend(16).named("total_length");
+        let ip_at = mux(outer.tagged, lit(POSITION, 18), lit(POSITION, 14));
+        let total_length = (frame_end - ip_at).extend(16).named("total_length");
+        let behind_ip = delay("behind_ip", total_length - mux(outer.ipv6, lit(16, 40), lit(16, 20)));
         let identification = reg_init("identification", 16, 0);
         let (source_ip, dest_ip) = (addresses.src_gid.bits(0, 32), addresses.dest_gid.bits(0, 32));
         let half = |v: Sig| [v.bits(16, 16), v.bits(0, 16)];
@@ -254,7 +301,26 @@ impl Module for Packetise {
         let ethernet = EthernetHeaderBits {
             destination: path.dest_mac,
             source: path.src_mac,
-            ethertype: lit(16, u64::from(ETHERTYPE_IPV4)),
+            ethertype: mux(
+                outer.tagged,
+                u64::from(ETHERTYPE_VLAN),
+                mux(outer.ipv6, lit(16, u64::from(ETHERTYPE_IPV6)), lit(16, u64::from(ETHERTYPE_IPV4))),
+            ),
+        };
+        let tag = cat(&[
+            path.vlan_tag,
+            mux(outer.ipv6, lit(16, u64::from(ETHERTYPE_IPV6)), lit(16, u64::from(ETHERTYPE_IPV4))),
+        ]);
+        let ip6 = Ipv6HeaderBits {
+            version: lit(4, 6),
+            dscp: path.tos.bits(2, 6),
+            ecn: path.tos.bits(0, 2),
+            flow_label: path.flow_label,
+            payload_length: behind_ip,
+            next_header: lit(8, u64::from(IP_PROTOCOL_UDP)),
+            hop_limit: path.ttl,
+            source: addresses.src_gid,
+            destination: addresses.dest_gid,
         };
         let ip = Ipv4HeaderBits {
             version: lit(4, 4),
@@ -275,7 +341,7 @@ impl Module for Packetise {
         let udp = UdpHeaderBits {
             source_port: path.udp_source_port,
             destination_port: lit(16, u64::from(ROCE_PORT)),
-            length: total_length - 20,
+            length: behind_ip,
             checksum: lit(16, 0),
         };
         let bth = BthBits {
@@ -296,14 +362,24 @@ impl Module for Packetise {
         let imm = packet.imm.swap_bytes();
         let first_word = mux(has_reth, reth.bits(96, 32), mux(has_aeth, aeth, imm));
         let extension = cat(&[first_word, reth.bits(0, 96), imm]);
-        let header = cat(&[ethernet.pack(), ip.pack(), udp.pack(), bth.pack(), extension]);
-        assert_eq!(header.width(), MOST * 8, "header layout");
+        // first the IP header of its kind, then the tag or not; what is shorter ends in zeros
+        let rest = cat(&[udp.pack(), bth.pack(), extension]);
+        let datagram = mux(outer.ipv6, cat(&[ip6.pack(), rest]), cat(&[ip.pack(), rest, lit(20 * 8, 0)]))
+            .named("datagram");
+        let [macs, ethertype] = [ethernet.pack().bits(16, 96), ethernet.pack().bits(0, 16)];
+        let header = mux(
+            outer.tagged,
+            cat(&[macs, ethertype, tag, datagram]),
+            cat(&[macs, ethertype, datagram, lit(4 * 8, 0)]),
+        );
+        assert_eq!(header.width(), LONGEST * 8, "header layout");
 
         // A: one beat per clock, while room is held for it
         let active = reg_init("active", 1, 0);
         let beat = reg("beat", beat_bits);
         let word = reg("word", c.transmit_address_bits() - lanes);
-        let held = reg("header", MOST * 8);
+        let held = reg("header", LONGEST * 8);
+        let held_outer = Outer::regs(&(), "held_outer");
         let held_data = reg("held_data", 1);
         let edge =
             |name: &str| (reg(&format!("{name}_beat"), beat_bits), reg(&format!("{name}_lane"), lanes));
@@ -325,6 +401,7 @@ impl Module for Packetise {
             beat.set(0);
             word.set(address.bits(lanes, c.transmit_address_bits() - lanes));
             held.set(header);
+            held_outer.assign(outer);
             held_data.set(is_data);
             identification.set(identification + 1);
             for ((to_beat, to_lane), from) in
@@ -352,13 +429,13 @@ impl Module for Packetise {
             let lane = [vec![low()], lane].concat();
             mux(beat.lt(at.0), !lit(bytes, 0), mux(beat.eq(at.0), cat(&lane), lit(bytes, 0)))
         };
-        let beats = MOST.div_ceil(bytes);
+        let beats = LONGEST.div_ceil(bytes);
         let slices: Vec<Sig> = (0..beats)
             .map(|k| {
                 let parts: Vec<Sig> = (0..bytes)
                     .rev()
                     .map(|i| k * bytes + i)
-                    .map(|p| if p < MOST { held.bits((MOST - 1 - p) * 8, 8) } else { lit(8, 0) })
+                    .map(|p| if p < LONGEST { held.bits((LONGEST - 1 - p) * 8, 8) } else { lit(8, 0) })
                     .collect();
                 cat(&parts)
             })
@@ -381,22 +458,25 @@ impl Module for Packetise {
             })
             .collect();
         let merged = cat(&merged).named("merged");
-        let covered = icrc_view(a_beat, merged, bytes);
+        let a_outer = Outer::regs(&(), "a_outer");
+        a_outer.assign(&held_outer);
+        let covered = icrc_view(&a_outer, a_beat, merged, bytes);
 
         // C: one full beat into the register; zero lanes behind the end are stepped back over in D
         let b_valid = delay_init("b_valid", a_valid);
         let b_data = delay("b_data", merged);
         let b_covered = delay("b_covered", covered);
-        let b_first = delay("b_first", a_beat.eq(u64::from(COVERED / bytes)));
-        let b_counts = delay("b_counts", at_least(a_beat, COVERED / bytes) & !a_behind);
+        let b_first = delay("b_first", icrc_opens(&a_outer, a_beat, bytes));
+        let b_counts = delay("b_counts", icrc_covers(&a_outer, a_beat, bytes) & !a_behind);
         let pipe = |from: [Sig; 5], stage: &str| -> [Sig; 5] {
             let names = ["closing", "behind", "icrc_lane", "last", "bytes"];
             std::array::from_fn(|i| delay(&format!("{stage}_{}", names[i]), from[i]))
         };
         let b = pipe([a_closing, a_behind, a_icrc_lane, a_last, a_bytes], "b");
+        let b_start = delay("b_start", icrc_start(&a_outer, bytes));
         let register = reg("icrc_register", 32);
         when(b_valid & b_counts, || {
-            register.set(crc32_next(mux(b_first, icrc_start(bytes), register), b_covered, bytes));
+            register.set(crc32_next(mux(b_first, b_start, register), b_covered, bytes));
         });
 
         // D: the ICRC, low byte first; at the highest lane its second half opens the next beat

@@ -30,7 +30,7 @@
 //! Not in this version: READ, atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
 
 use crate::config::Config;
-use crate::flow::{self, Count, Fault, TurnDone, Wake, WorkItem};
+use crate::flow::{self, Count, Fault, Outer, TurnDone, Wake, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{INDEX, Initialise, PSN, Placed, Record, Requester, StateShape, StateWrite, Tx, psn_before};
 use contract::context::{QpQueuesBits, QpRightsBits};
@@ -308,6 +308,7 @@ impl Module for Segment {
             solicited: wqe.solicited & is_last & wqe.opcode.any(),
             syndrome: lit(8, 0),
             msn: lit(PSN, 0),
+            outer: Outer { tagged: rights.tagged, ipv6: rights.ipv6 },
             va: wqe.remote_addr,
             rkey: wqe.rkey,
             dma_length: wqe.length,
@@ -323,6 +324,7 @@ impl Module for Segment {
             psn: placed.tail_psn,
             syndrome: placed.tail_syndrome,
             msn: placed.tail_msn,
+            outer: Outer { tagged: rights.tagged, ipv6: rights.ipv6 },
         });
         kick.valid.set(fires & does_refuse);
         kick.data.qp.set(work.qp);
@@ -424,6 +426,8 @@ struct Owed {
     syndrome: Sig,
     #[shape(PSN)]
     msn: Sig,
+    #[shape(())]
+    outer: Outer,
 }
 
 /// A response as a `Segment` without payload.
@@ -437,6 +441,7 @@ fn response(c: &Config, p: &Owed) -> flow::Segment {
         solicited: low(),
         syndrome: p.syndrome,
         msn: p.msn,
+        outer: p.outer,
         va: lit(64, 0),
         rkey: lit(32, 0),
         dma_length: lit(32, 0),

@@ -22,24 +22,39 @@ pub fn with_fcs(frame: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The ICRC bytes of `frame` (IPv4 without VLAN and options), whose last four bytes are not looked at.
+/// Where the IP header and the UDP header of `frame` begin.
+pub fn offsets(frame: &[u8]) -> (usize, usize) {
+    let ip = if frame[12..14] == [0x81, 0] { 18 } else { 14 };
+    (ip, ip + if frame[ip - 2..ip] == [0x86, 0xdd] { 40 } else { 20 })
+}
+
+/// The ICRC bytes of `frame` (no IP options), whose last four bytes are not looked at.
 pub fn icrc(frame: &[u8]) -> [u8; 4] {
+    let (ip, udp) = offsets(frame);
     let mut covered = vec![0xff; 8];
-    covered.extend(&frame[14..frame.len() - 4]);
-    for at in [1, 8, 10, 11, 26, 27, 32] {
+    covered.extend(&frame[ip..frame.len() - 4]);
+    let masked: &[usize] = if udp - ip == 20 { &[1, 8, 10, 11] } else { &[1, 2, 3, 7] };
+    for at in masked.iter().copied().chain([udp - ip + 6, udp - ip + 7, udp - ip + 12]) {
         covered[8 + at] = 0xff;
+    }
+    if udp - ip == 40 {
+        covered[8] |= 0xf;
     }
     (!crc32(u32::MAX, &covered)).to_le_bytes()
 }
 
-/// Puts the right IPv4 checksum.
+/// Puts the right IPv4 checksum, if there is one.
 pub fn fix_ip_checksum(frame: &mut [u8]) {
-    frame[24..26].fill(0);
-    let mut sum: u32 = frame[14..34].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    let (ip, udp) = offsets(frame);
+    if udp - ip == 40 {
+        return;
+    }
+    frame[ip + 10..ip + 12].fill(0);
+    let mut sum: u32 = frame[ip..udp].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    frame[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+    frame[ip + 10..ip + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
 }
 
 /// Puts the right ICRC.
@@ -60,7 +75,7 @@ fn capture(bytes: &[u8]) -> Vec<Vec<u8>> {
     out
 }
 
-/// Every frame of every capture (all RC over IPv4), with the capture's name.
+/// Every frame of every capture (all RC), with the capture's name.
 pub fn golden() -> Vec<(String, Vec<u8>)> {
     let mut out = vec![];
     macro_rules! all { ($($name:literal),*) => { $(
@@ -69,6 +84,7 @@ pub fn golden() -> Vec<(String, Vec<u8>)> {
     )* } }
     all!(
         "rc_pingpong_mtu256",
+        "rc_pingpong_send_ipv6",
         "rc_write_pad",
         "rc_write_odd",
         "rc_write_lat",
@@ -85,11 +101,15 @@ pub fn golden() -> Vec<(String, Vec<u8>)> {
     out
 }
 
-/// What a RoCEv2 frame over IPv4 says.
+/// What a RoCEv2 frame says.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Said {
     pub dest_mac: u64,
     pub source_mac: u64,
+    /// The tag's 16 bits.
+    pub tag: Option<u16>,
+    /// Source, destination and flow label of IPv6; then the IPv4 addresses are 0.
+    pub ipv6: Option<(u128, u128, u32)>,
     pub tos: u8,
     pub ttl: u8,
     pub source_ip: u32,
@@ -121,7 +141,7 @@ fn extensions(opcode: u8) -> (bool, bool, bool, usize) {
     }
 }
 
-/// Header bytes of an RC packet.
+/// Header bytes of an RC packet over IPv4 without a tag.
 pub fn header_bytes(opcode: u8) -> usize {
     let (reth, aeth, imm, other) = extensions(opcode);
     54 + 16 * usize::from(reth) + 4 * usize::from(aeth) + 4 * usize::from(imm) + other
@@ -129,19 +149,33 @@ pub fn header_bytes(opcode: u8) -> usize {
 
 /// Reads `frame` (no FCS; Ethernet padding allowed).
 pub fn read(frame: &[u8]) -> Said {
+    let (macs, (ip, udp)) = (frame, offsets(frame));
+    let six = udp - ip == 40;
+    let outer = |at: usize, n: usize| frame[at..at + n].iter().fold(0u128, |v, b| v << 8 | u128::from(*b));
+    let tag = (ip == 18).then(|| outer(14, 2) as u16);
+    let ipv6 = six.then(|| (outer(ip + 8, 16), outer(ip + 24, 16), outer(ip, 4) as u32 & 0xf_ffff));
+    let (tos, ttl) = match six {
+        true => (outer(ip, 2) as u16 >> 4, frame[ip + 7]),
+        false => (frame[ip + 1].into(), frame[ip + 8]),
+    };
+    let addresses = if six { (0, 0) } else { (outer(ip + 12, 4) as u32, outer(ip + 16, 4) as u32) };
+    // from the UDP header on, as if IPv4 without a tag stood before it
+    let frame = &[&[0; 34], &frame[udp..]].concat()[..];
     let be = |at: usize, n: usize| frame[at..at + n].iter().fold(0u64, |v, b| v << 8 | u64::from(*b));
-    let end = 14 + be(16, 2) as usize - 4;
+    let end = 34 + be(38, 2) as usize - 4;
     let opcode = frame[42];
     let (reth, aeth, imm, _) = extensions(opcode);
     let header = header_bytes(opcode);
     let pad = frame[43] >> 4 & 3;
     Said {
-        dest_mac: be(0, 6),
-        source_mac: be(6, 6),
-        tos: frame[15],
-        ttl: frame[22],
-        source_ip: be(26, 4) as u32,
-        dest_ip: be(30, 4) as u32,
+        dest_mac: macs[..6].iter().fold(0, |v, b| v << 8 | u64::from(*b)),
+        source_mac: macs[6..12].iter().fold(0, |v, b| v << 8 | u64::from(*b)),
+        tag,
+        ipv6,
+        tos: tos as u8,
+        ttl,
+        source_ip: addresses.0,
+        dest_ip: addresses.1,
         source_port: be(34, 2) as u16,
         opcode,
         solicited: frame[43] & 0x80 != 0,
@@ -162,11 +196,24 @@ pub fn build(said: &Said, identification: u16) -> Vec<u8> {
     let mut f = vec![];
     f.extend(&said.dest_mac.to_be_bytes()[2..]);
     f.extend(&said.source_mac.to_be_bytes()[2..]);
-    f.extend([8, 0, 0x45, said.tos, 0, 0]);
-    f.extend(identification.to_be_bytes());
-    f.extend([0x40, 0, said.ttl, 17, 0, 0]);
-    f.extend(said.source_ip.to_be_bytes());
-    f.extend(said.dest_ip.to_be_bytes());
+    if let Some(tag) = said.tag {
+        f.extend([0x81, 0]);
+        f.extend(tag.to_be_bytes());
+    }
+    if let Some((source, dest, label)) = said.ipv6 {
+        f.extend([0x86, 0xdd]);
+        f.extend((6 << 28 | u32::from(said.tos) << 20 | label).to_be_bytes());
+        f.extend([0, 0, 17, said.ttl]);
+        f.extend(source.to_be_bytes());
+        f.extend(dest.to_be_bytes());
+    } else {
+        f.extend([8, 0, 0x45, said.tos, 0, 0]);
+        f.extend(identification.to_be_bytes());
+        f.extend([0x40, 0, said.ttl, 17, 0, 0]);
+        f.extend(said.source_ip.to_be_bytes());
+        f.extend(said.dest_ip.to_be_bytes());
+    }
+    let (ip, udp) = offsets(&f);
     f.extend(said.source_port.to_be_bytes());
     f.extend([0x12, 0xb7, 0, 0, 0, 0]);
     f.extend([said.opcode, u8::from(said.solicited) << 7 | said.pad << 4]);
@@ -188,9 +235,10 @@ pub fn build(said: &Said, identification: u16) -> Vec<u8> {
     }
     f.extend(&said.payload);
     f.resize(f.len() + usize::from(said.pad) + 4, 0);
-    let total = (f.len() - 14) as u16;
-    f[16..18].copy_from_slice(&total.to_be_bytes());
-    f[38..40].copy_from_slice(&(total - 20).to_be_bytes());
+    let inner = (f.len() - udp) as u16;
+    let (at, total) = if said.ipv6.is_some() { (ip + 4, inner) } else { (ip + 2, inner + 20) };
+    f[at..at + 2].copy_from_slice(&total.to_be_bytes());
+    f[udp + 4..udp + 6].copy_from_slice(&inner.to_be_bytes());
     fix_ip_checksum(&mut f);
     fix_icrc(&mut f);
     f

@@ -24,6 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+/// Most rows of a port's address table.
+pub const MAX_GIDS: usize = 128;
+
 /// How a card is started.
 #[derive(Clone)]
 pub struct Options {
@@ -33,6 +36,23 @@ pub struct Options {
     pub neighbours: Arc<dyn Neighbours>,
     /// The port's IP address; `None`: what the neighbour table says of its MAC address.
     pub gid: Option<Gid>,
+    /// Further addresses of the port, of which each may be in a VLAN.
+    pub further: Vec<GidEntry>,
+}
+
+/// A row of the port's address table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// The VLAN in which the port has it: 1 to 4094, or 0 for a tag that gives a priority alone; `None`: no tag.
+    pub vlan: Option<u16>,
+}
+
+impl From<Gid> for GidEntry {
+    fn from(gid: Gid) -> GidEntry {
+        GidEntry { gid, vlan: None }
+    }
 }
 
 impl Options {
@@ -52,6 +72,7 @@ impl Default for Options {
             command_timeout: Duration::from_secs(10),
             neighbours: Arc::new(StaticNeighbours::default()),
             gid: None,
+            further: Vec::new(),
         }
     }
 }
@@ -61,6 +82,7 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("command_timeout", &self.command_timeout)
             .field("gid", &self.gid)
+            .field("further", &self.further)
             .finish_non_exhaustive()
     }
 }
@@ -122,7 +144,7 @@ pub(crate) struct Inner {
     pub(crate) commands: Commands,
     pub(crate) events: Events,
     pub(crate) port: PortAttributes,
-    pub(crate) gids: Vec<Gid>,
+    pub(crate) gids: Vec<GidEntry>,
     pub(crate) neighbours: Arc<dyn Neighbours>,
     /// The doorbell page of this context.
     pub(crate) page: u32,
@@ -250,7 +272,20 @@ impl Context {
         let commands = Commands::start(&space, options.command_timeout)?;
         let events = Events::start(&space, &commands, &attributes)?;
         let known = options.gid.or_else(|| options.neighbours.gid_of(port.mac));
-        let gids = known.into_iter().chain([Gid::link_local(port.mac)]).collect();
+        let gids = known.into_iter().chain([Gid::link_local(port.mac)]).map(GidEntry::from);
+        let gids: Vec<GidEntry> = gids.chain(options.further.iter().copied()).collect();
+        let range = |what, value: u64, allowed: &str| Error::Range {
+            operation: "start a card",
+            what,
+            value,
+            allowed: allowed.to_owned(),
+        };
+        if gids.len() > MAX_GIDS {
+            return Err(range("number of GIDs", gids.len() as u64, "up to 128"));
+        }
+        if let Some(vlan) = gids.iter().filter_map(|entry| entry.vlan).find(|vlan| *vlan > 4094) {
+            return Err(range("VLAN of a GID", vlan.into(), "0..=4094"));
+        }
         let numbers = [
             // PD 0 is nobody's: a zeroed context matches no PD in use
             Numbers::new("protection domain", 1, 1 << 24),
@@ -291,9 +326,10 @@ impl Context {
         self.inner.attributes()
     }
 
-    /// The GIDs of the port. Index 0 is its IP address when one is known; the last is the link-local address.
-    pub fn gids(&self) -> &[Gid] {
-        &self.inner.gids
+    /// The GIDs of the port. Index 0 is its IP address when one is known, then the link-local address, then those of
+    /// [`Options::further`].
+    pub fn gids(&self) -> Vec<Gid> {
+        self.inner.gids.iter().map(|entry| entry.gid).collect()
     }
 
     /// Makes a protection domain.

@@ -44,7 +44,7 @@ pub mod qp;
 
 pub use address::{Gid, Mac, Neighbours, StaticNeighbours};
 pub use backend::{Backend, Bar, Memory};
-pub use context::{Context, Options};
+pub use context::{Context, GidEntry, MAX_GIDS, Options};
 pub use contract::verbs::{AsyncEvent, PathMtu, QpState, Transport, WcOpcode, WcStatus};
 pub use contract::{Reject, StageCounter};
 pub use cq::{Completion, Cq};

@@ -23,8 +23,8 @@ use crate::{
 };
 use contract::{Reject, StageCounter, register};
 use host::{
-    Access, Completion, Context, Cq, Device, Gid, Mr, Options, PathMtu, Pd, Qp, QpAttr, QpInit, RecvWr,
-    SendWr, WcStatus, backend::Backend, qp::AddressVector,
+    Access, Completion, Context, Cq, Device, Gid, GidEntry, Mac, Mr, Options, PathMtu, Pd, Qp, QpAttr,
+    QpInit, RecvWr, SendWr, StaticNeighbours, WcStatus, backend::Backend, qp::AddressVector,
 };
 use pcie_sim::Event;
 use peer::Packet;
@@ -170,7 +170,7 @@ impl Story {
     pub fn start(&mut self, card: usize) -> Host {
         let backend: Arc<dyn Backend> = Arc::new(InProcess::new(&self.room, card));
         let start = || -> host::Result<Host> {
-            let context = Context::start(Device::new(backend.clone())?, &Options::default())?;
+            let context = Context::start(Device::new(backend.clone())?, &addresses(card))?;
             let pd = context.alloc_pd()?;
             let cq = context.create_cq(1024, None)?;
             let memory = pd.allocate(MEMORY, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -441,6 +441,25 @@ pub fn usual(gid: Gid, dest_qpn: u32, sq_psn: u32, rq_psn: u32) -> QpAttr {
         av: AddressVector::to(gid),
         ..QpAttr::default()
     }
+}
+
+/// GID index of a card's IPv6 address.
+pub const IPV6: u8 = 2;
+/// GID index of its IPv6 address in VLAN 5.
+pub const IPV6_VLAN_5: u8 = 3;
+/// GID index of its IPv4 address with a tag that gives a priority alone.
+pub const IPV4_PRIORITY: u8 = 4;
+
+/// The addresses of a card, behind its IPv4 and link-local one, and its neighbours.
+fn addresses(card: usize) -> Options {
+    let of = |n: u8| (Gid::from_u128(0xfd << 120 | u128::from(n)), Mac([2, 0, 0, 0, 0, 9 + n]));
+    let mut neighbours = StaticNeighbours::default();
+    let ipv4 = neighbours.0[card].0;
+    neighbours.0.extend([of(1), of(2)]);
+    let (ipv6, _) = of(card as u8 + 1);
+    let row = |gid, vlan| GidEntry { gid, vlan };
+    let further = vec![row(ipv6, None), row(ipv6, Some(5)), row(ipv4, Some(0))];
+    Options { neighbours: Arc::new(neighbours), further, ..Options::default() }
 }
 
 /// A frame with FCS as a packet; `None` if it is none.

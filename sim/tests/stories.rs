@@ -4,7 +4,7 @@ use contract::{Reject, StageCounter, Syndrome, wire::psn_add};
 use host::{Access, PathMtu, SendWr, WcStatus};
 use sim::{
     backend::lock,
-    story::{A, B, End, MS, Story, US, two_cards},
+    story::{self, A, B, End, MS, Story, US, two_cards},
     wire::{Action, Delay},
 };
 use std::time::Duration;
@@ -45,6 +45,55 @@ fn a_write_of_64_bytes_goes_the_whole_way() {
     story.no_completion(&b);
     let later = story.now() + MS;
     story.sees_nothing_until(later);
+    story.no_other_events();
+}
+
+/// From the address at `index` of this side to that of the other.
+fn from_address(attr: &mut host::QpAttr, side: sim::wire::Side, index: u8) {
+    let other = if side == A { 2u128 } else { 1 };
+    if index != story::IPV4_PRIORITY {
+        attr.av.dest_gid = host::Gid::from_u128(0xfd << 120 | other);
+    }
+    (attr.av.sgid_index, attr.av.sl) = (index, 6);
+    (attr.av.traffic_class, attr.av.flow_label, attr.av.hop_limit) = (0x6a, 0xabcde, 3);
+}
+
+#[test]
+fn ipv6_and_tagged_frames_carry_the_same_bytes() {
+    let mut story = two_cards("ipv6_and_tagged_frames_carry_the_same_bytes");
+    let (a, b) = story.connected_as(|side, attr| from_address(attr, side, story::IPV6));
+    let bytes = fill(&mut story, &a, 0, 3001);
+    a.write(1, 0, 3001, &b.memory, 4099);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 4099, &bytes);
+    let (a, b) = (a.host, b.host);
+    let (mut a, mut b) = (story.qp(a, |_| {}), story.qp(b, |_| {}));
+    for index in [story::IPV6_VLAN_5, story::IPV4_PRIORITY] {
+        story.join(&a, &b, |side, attr| from_address(attr, side, index));
+        for length in [0, 1, 1024, 3001] {
+            b.receive(7, 100, 4096);
+            a.send(2, 0, length);
+            story.completes(&a, 2);
+            assert_eq!(story.completes(&b, 7).byte_len as usize, length);
+            story.memory_matches(&b.memory, 100, &bytes[..length]);
+        }
+        (a, b) = (story.qp(a.host, |_| {}), story.qp(b.host, |_| {}));
+    }
+    story.no_other_events();
+}
+
+#[test]
+fn a_frame_of_another_vlan_is_not_the_connections() {
+    let mut story = two_cards("a_frame_of_another_vlan_is_not_the_connections");
+    let (a, b) = story.connected_as(|side, attr| {
+        from_address(attr, side, if side == A { story::IPV6_VLAN_5 } else { story::IPV6 });
+        (attr.timeout, attr.retry_cnt) = (8, 1);
+    });
+    a.write(1, 0, 64, &b.memory, 0);
+    let end = story.completion(&a);
+    assert_eq!((end.wr_id, end.status), (1, WcStatus::RetryExcErr));
+    story.memory_matches(&b.memory, 0, &[0; 64]);
+    story.announce(1, Reject::WrongAddress, 2);
     story.no_other_events();
 }
 

@@ -67,12 +67,14 @@ pub struct AddressVector {
     pub traffic_class: u8,
     /// IPv6 flow label; also chooses the UDP source port, 0: from the QPNs.
     pub flow_label: u32,
+    /// Service level: the priority of the frames' 802.1Q tag, if their GID is in a VLAN.
+    pub sl: u8,
 }
 
 impl AddressVector {
     /// To `dest_gid` from this side's GID 0, everything else by default.
     pub fn to(dest_gid: Gid) -> AddressVector {
-        AddressVector { dest_gid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 }
+        AddressVector { dest_gid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0, sl: 0 }
     }
 }
 

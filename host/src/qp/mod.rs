@@ -17,7 +17,7 @@ pub use contract::Sge;
 
 use crate::address::udp_source_port;
 use crate::command::Arguments;
-use crate::context::{Inner, Object, lock};
+use crate::context::{GidEntry, Inner, Object, lock};
 use crate::cq::{Cq, CqShared, CqState};
 use crate::dma::DmaBuffer;
 use crate::exchange::Endpoint;
@@ -578,6 +578,7 @@ impl Qp {
             (AttrMask::DEST_QPN, "dest_qpn", attr.dest_qpn.into(), 0..=0xff_ffff),
             (AttrMask::AV, "sgid_index", attr.av.sgid_index.into(), 0..=gids - 1),
             (AttrMask::AV, "flow_label", attr.av.flow_label.into(), 0..=0xf_ffff),
+            (AttrMask::AV, "sl", attr.av.sl.into(), 0..=7),
             (AttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic.into(), 0..=16),
             (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", attr.max_dest_rd_atomic.into(), 0..=16),
             (AttrMask::MIN_RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer.into(), 0..=31),
@@ -618,7 +619,13 @@ impl Qp {
         context.path.dest_qpn = attr.dest_qpn;
         if mask.contains(AttrMask::AV) {
             let av = &attr.av;
-            let source = inner.gids[usize::from(av.sgid_index)];
+            let GidEntry { gid: source, vlan } = inner.gids[usize::from(av.sgid_index)];
+            if source.ipv4().is_some() != av.dest_gid.ipv4().is_some() {
+                return Err(Error::Unsupported {
+                    operation: "modify a QP",
+                    what: "a way from an IPv4 to an IPv6 address or back",
+                });
+            }
             for gid in [source, av.dest_gid] {
                 if gid.ipv4().is_none() && !inner.attributes().has(feature::IPV6) {
                     return Err(Error::Unsupported { operation: "modify a QP", what: "IPv6 addresses" });
@@ -630,6 +637,10 @@ impl Qp {
             context.path.ttl = if av.hop_limit == 0 { 64 } else { av.hop_limit };
             context.path.tos = av.traffic_class;
             context.path.flow_label = av.flow_label;
+            context.path.vlan_tag = u16::from(av.sl) << 13 | vlan.unwrap_or(0);
+            context.rights.tagged = vlan.is_some();
+            context.rights.vlan = vlan.unwrap_or(0);
+            context.rights.ipv6 = source.ipv4().is_none();
             context.addresses.dest_gid = av.dest_gid.to_u128();
             context.addresses.src_gid = source.to_u128();
         }

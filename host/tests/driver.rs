@@ -619,7 +619,8 @@ fn a_silent_card_is_an_error_within_the_bound() {
     let kept = pd.allocate(16, RW).unwrap();
     world.cards()[0].mute = true;
     let error = pd.allocate(16, RW).expect_err("no answer").to_string();
-    assert!(error.starts_with("soft:card0: CreateMr on object 1: no response within 2"), "{error}");
+    // the time waited is told; a busy machine may make it more than the 20 ms asked for
+    assert!(error.starts_with("soft:card0: CreateMr on object 1: no response within "), "{error}");
     assert!(matches!(pd.allocate(16, RW), Err(Error::CommandQueueDead { .. })));
     let mapped = world.cards()[0].mapped_bytes();
     drop(kept);

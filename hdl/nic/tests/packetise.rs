@@ -72,7 +72,6 @@ impl Rig {
             dest_qpn: said.dest_qpn,
             flow_label: said.ipv6.map_or(0, |(_, _, label)| label),
             vlan_tag: said.tag.unwrap_or(0),
-            ..Default::default()
         };
         let gid = |ip: u32| 0xffff_0000_0000u128 | u128::from(ip);
         let (src_gid, dest_gid, _) = said.ipv6.unwrap_or((gid(said.source_ip), gid(said.dest_ip), 0));

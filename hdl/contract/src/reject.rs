@@ -163,6 +163,14 @@ codes! {
         WqeLength = 55,
         /// A command could not be read or its response could not be written.
         CommandFetchFailed = 56,
+        /// More READs and atomics are unanswered than was negotiated: NAK 0x61.
+        ReadDepth = 57,
+        /// An atomic's address is not a multiple of 8: NAK 0x61.
+        AtomicAlignment = 58,
+        /// A READ or atomic response is missing before this response: its request goes again.
+        ResponseGap = 59,
+        /// The response's opcode, length or syndrome does not fit its request: the request fails.
+        ResponseMalformed = 60,
     }
 }
 
@@ -193,9 +201,13 @@ impl Reject {
             | RkeyPd
             | RkeyRights
             | RkeyBounds
-            | QpHalted => Stage::Check,
+            | QpHalted
+            | ReadDepth
+            | AtomicAlignment => Stage::Check,
             LkeyBad | ReceiveTooShort | WqeFetchFailed | MissQueueFull => Stage::Place,
-            ResponseStale | ResponseUnexpected | NakReserved => Stage::Acknowledge,
+            ResponseStale | ResponseUnexpected | NakReserved | ResponseGap | ResponseMalformed => {
+                Stage::Acknowledge
+            }
             CqOverflow | CqUnknown => Stage::Complete,
             EqOverflow => Stage::Notify,
             DoorbellOwner | DoorbellUnknown | DoorbellMalformed => Stage::Doorbell,

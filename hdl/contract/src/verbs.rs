@@ -43,6 +43,8 @@ codes! {
         CompSwap = 3,
         /// A fetch and add.
         FetchAdd = 4,
+        /// An invalidation of a local key.
+        LocalInv = 6,
         /// A receive filled by a SEND.
         Recv = 128,
         /// A receive consumed by a WRITE with immediate.

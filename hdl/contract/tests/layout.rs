@@ -309,8 +309,9 @@ fn verbs_numbers_are_those_of_the_verbs_header() {
         assert_eq!(opcode.code(), value);
     }
     assert_eq!(
-        [WcOpcode::FetchAdd.code(), WcOpcode::Recv.code(), WcOpcode::RecvRdmaWithImm.code()],
-        [4, 128, 129]
+        [WcOpcode::FetchAdd, WcOpcode::LocalInv, WcOpcode::Recv, WcOpcode::RecvRdmaWithImm]
+            .map(WcOpcode::code),
+        [4, 6, 128, 129]
     );
     let status = [
         (WcStatus::Success, 0),

@@ -85,7 +85,7 @@ codes! {
         PsnOutOfSequence = 16,
         /// A packet is missing before this one, NAK already sent: silent.
         PsnOutOfSequenceRepeat = 17,
-        /// Seen before: acknowledged again, not executed.
+        /// Seen before: acknowledged again, not executed; a READ is answered again if it is still known, else dropped.
         Duplicate = 18,
         /// Middle or last without first, or first inside a message: NAK 0x61.
         OpcodeSequence = 19,
@@ -153,9 +153,9 @@ codes! {
         WqeIndex = 50,
         /// The SGEs hold fewer bytes than the WQE's length.
         SglTooShort = 51,
-        /// A send SGE's key is unknown, of another PD or out of bounds.
+        /// A send SGE's key is unknown, of another PD or out of bounds; or a READ's key no longer allows it: NAK 0x62.
         SglKey = 52,
-        /// A payload read failed.
+        /// A payload read failed; in a READ response: NAK 0x63.
         GatherFailed = 53,
         /// A send WQE could not be read.
         SqFetchFailed = 54,
@@ -244,7 +244,7 @@ codes! {
         RxFrames = 2,
         /// Bytes of frames received, without FCS.
         RxBytes = 3,
-        /// Request packets sent, retransmissions included.
+        /// Request packets and READ responses sent, retransmissions included.
         TxPackets = 4,
         /// ACKs sent.
         TxAcks = 5,

@@ -154,6 +154,8 @@ pub struct Segment {
     /// `c.sges` SGEs (`contract::Sge`), the first lowest.
     #[shape(c.sges * 128)]
     pub sges: Sig,
+    /// A READ response: the key in `sges` is the peer's and must allow REMOTE_READ.
+    pub responds: Sig,
 }
 
 /// A frame whose payload lies whole in the transmit buffer. Payload byte 0 lies at `address`, whose low bits are such
@@ -214,7 +216,7 @@ pub struct PacketFields {
     pub length: Sig,
 }
 
-/// A local fault of a WQE under way: the requester must complete it in error.
+/// A local fault of a WQE under way: the requester must complete it in error. Or of a READ response: the QP is over.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Fault {
@@ -224,9 +226,11 @@ pub struct Fault {
     /// Which WQE.
     #[shape(INDEX)]
     pub wqe_index: Sig,
-    /// `ibv_wc_status`.
+    /// `ibv_wc_status`; of a READ response the one that the peer will see.
     #[shape(8)]
     pub status: Sig,
+    /// Of a READ response, not of a WQE.
+    pub responds: Sig,
 }
 
 /// A beat of an Ethernet frame, from the destination MAC on. Toward the mac without FCS; from the mac with its FCS.
@@ -329,6 +333,10 @@ pub enum Action {
     Reack = 3,
     /// No payload: a NAK or RNR NAK with `syndrome`.
     Nak = 4,
+    /// No payload: the READ with number `wqe_index` may be answered.
+    Respond = 5,
+    /// No payload: a duplicate READ; number `wqe_index` is to be answered again from `psn` on.
+    Rewind = 6,
 }
 
 /// check's judgement of a request.
@@ -360,10 +368,10 @@ pub struct Verdict {
     pub iova: Sig,
     /// The MR asks for relaxed ordering.
     pub relaxed: Sig,
-    /// Receive WQE of a SEND (and of a fatal NAK inside of one: it completes in error if `uses_wqe`).
+    /// Receive WQE of a SEND (and of a fatal NAK inside of one: it completes in error if `uses_wqe`); of a READ its number.
     #[shape(INDEX)]
     pub wqe_index: Sig,
-    /// `wqe_index` holds.
+    /// `wqe_index` is a receive WQE.
     pub uses_wqe: Sig,
     /// Bytes of the message before this packet.
     #[shape(32)]

@@ -17,7 +17,7 @@ use crate::pcie::msix::Msix;
 use crate::pcie::{read::Read, transmit::Transmit, write::Write};
 use crate::prim::fifo::buffer;
 use crate::prim::merge::merge;
-use crate::qp::{DEADLINE, Expect, INDEX, Placed, Record, Requester, State, StateWrite, Tx};
+use crate::qp::{DEADLINE, Expect, INDEX, OwedRead, Placed, Record, Requester, State, StateWrite, Tx};
 use crate::rx::acknowledge::Acknowledge;
 use crate::rx::check::Check;
 use crate::rx::complete::Complete;
@@ -304,6 +304,7 @@ impl Nic {
         command.fence_transmit.ready.set(schedule.fence_ready);
         fetch.turn.take(&schedule.turn);
         segment.work.take(&fetch.work);
+        segment.gone.set(gather.gone);
         gather.segment.take(&segment.data);
         packetise.data.take(&gather.slot);
         packetise.control.valid.set(segment.control.valid);
@@ -358,7 +359,8 @@ impl Nic {
         complete.now.set(now);
         notify.doorbell.take(&doorbell.eq);
         notify.completion.take(&complete.event);
-        notify.asynchronous.take(&buffer("events", c, 8, &place.event));
+        let asynchronous = merge("asynchronous", c, &[&place.event, &acknowledge.event]);
+        notify.asynchronous.take(&buffer("events", c, 8, &asynchronous));
         notify.now.set(now);
         msix.raise.take(&notify.raise);
 
@@ -401,6 +403,7 @@ impl Nic {
             vec![
                 (fetch.read_qp, fetch.queues_word),
                 (segment.read_qp, segment.queues_word),
+                (check.qp_address, check.queues_word),
                 (place.finish_address, place.finish_queues_word),
                 (place.fetch_address, place.fetch_queues_word),
                 (acknowledge.qp_address, acknowledge.queues_word),
@@ -438,6 +441,7 @@ impl Nic {
                 (fetch.read_qp, fetch.tx_word),
                 (place.finish_address, place.tx_word),
                 (acknowledge.qp_address, acknowledge.tx_word),
+                (check.qp_address, check.tx_word),
                 (query, query_tx),
             ],
         );
@@ -484,6 +488,13 @@ impl Nic {
             Record::total_width(&()),
             &segment.record_write,
             vec![(acknowledge.record_address, acknowledge.record_word)],
+        );
+        state_of(
+            "owed",
+            c.responses,
+            OwedRead::total_width(&()),
+            &check.owed_write,
+            vec![(check.owed_address, check.owed_word), (segment.owed_address, segment.owed_word)],
         );
         let halts = [
             Tx::from_bits(&(), query_tx).halt,

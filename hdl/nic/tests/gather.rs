@@ -39,6 +39,8 @@ struct PairIo {
     #[source(c.0.clone())]
     fault: Stream<Fault>,
     #[output]
+    gone: Sig,
+    #[output]
     count: Count,
     #[output]
     stall: Sig,
@@ -72,6 +74,7 @@ impl Module for Pair {
         io.slot.take(&g.slot);
         g.sent.set(io.sent);
         io.fault.take(&g.fault);
+        io.gone.set(g.gone);
         io.count.assign(&g.count);
         io.stall.set(g.stall);
         io.idle.set(g.idle);

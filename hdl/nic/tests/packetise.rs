@@ -227,9 +227,10 @@ fn every_captured_packet_is_rebuilt_byte_for_byte_from_its_fields() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), all);
     let bytes: usize = frames.iter().map(|(_, f)| f.len()).sum();
     assert_eq!(rig.counted_bytes, bytes);
-    let aeth = |f: &&(String, Vec<u8>)| [0x0d, 0x0f, 0x10, 0x11].contains(&f.1[frames::offsets(&f.1).1 + 8]);
-    let naks = frames.iter().filter(aeth).filter(|f| f.1[frames::offsets(&f.1).1 + 20] & 0x60 != 0).count();
-    let acks = frames.iter().filter(aeth).count() - naks;
+    let acknowledges = |f: &&(String, Vec<u8>)| f.1[frames::offsets(&f.1).1 + 8] == 0x11;
+    let negative = |f: &&(String, Vec<u8>)| f.1[frames::offsets(&f.1).1 + 20] & 0x60 != 0;
+    let naks = frames.iter().filter(acknowledges).filter(negative).count();
+    let acks = frames.iter().filter(acknowledges).count() - naks;
     assert!(naks > 2 && acks > 20);
     assert_eq!(rig.counts, [frames.len() - acks - naks, acks, naks]);
 }

@@ -353,6 +353,8 @@ impl Module for Front {
         fetch.read_done.assign(&io.read_done);
         io.data.take(&segment.data);
         io.control.take(&segment.control);
+        segment.owed_word.set(0);
+        segment.gone.set(io.data.moves());
         segment.kick.ready.set(1);
         segment.fault.ready.set(1);
         io.retransmit.set(segment.retransmit);

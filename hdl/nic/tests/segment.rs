@@ -736,14 +736,46 @@ fn initialise_starts_and_clears_a_word() {
         paid: 8,
         unasked: 9,
         halt: 1,
+        res_cursor: 10,
+        res_sent: 11,
+        res_inside: 1,
+        res_restart: 1,
+        res_psn: 12,
+        res_rewind: 13,
+        res_marked: 1,
+        res_mark: 14,
+        res_turn: 1,
     };
     let psn = 0xab_cdef;
-    let fresh =
-        Tx { next_psn: psn, sent_psn: psn, cursor_psn: psn, cursor_first: psn, paid: 8, ..Tx::default() };
+    let receives = |t: Tx| Tx {
+        paid: 0,
+        res_cursor: 0,
+        res_sent: 0,
+        res_inside: 0,
+        res_restart: 0,
+        res_psn: 0,
+        res_rewind: 0,
+        res_marked: 0,
+        res_mark: 0,
+        res_turn: 0,
+        ..t
+    };
+    let fresh = Tx {
+        next_psn: psn,
+        sent_psn: psn,
+        assigned: 0,
+        cursor_wqe: 0,
+        cursor_psn: psn,
+        cursor_first: psn,
+        epoch: 0,
+        unasked: 0,
+        halt: 0,
+        ..old
+    };
     for (pokes, want) in [
         (vec![("send", 1), ("sq_psn", psn)], fresh),
-        (vec![("receive", 1), ("rq_psn", 99)], Tx { paid: 0, ..old }),
-        (vec![("receive", 1), ("send", 1), ("sq_psn", psn)], Tx { paid: 0, ..fresh }),
+        (vec![("receive", 1), ("rq_psn", 99)], receives(old)),
+        (vec![("receive", 1), ("send", 1), ("sq_psn", psn)], receives(fresh)),
         (vec![("reset", 1)], Tx::default()),
         (vec![], old),
     ] {

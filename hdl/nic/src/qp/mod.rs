@@ -6,7 +6,7 @@
 //! | `post` | doorbell | producers of SQ and RQ |
 //! | [`Tx`] | segment | cursors, next PSN, epoch, what was paid |
 //! | [`Expect`] | check | ePSN, open message, RQ allocation |
-//! | [`Placed`] | place | acknowledged PSN, MSN, the tail owed |
+//! | [`Placed`] | place | acknowledged PSN, MSN, the tail owed, READs to answer |
 //! | [`Requester`] | acknowledge | oldest unacknowledged work, retries, deadline |
 //!
 //! Every writer has a `halt` bit in its own word; a QP works only while its context says so and no halt is set.
@@ -14,12 +14,15 @@
 //! gives the word one clock after its address.
 
 use crate::config::Config;
-use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high};
+use contract::context::QpQueuesBits;
+use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit};
 
 /// Bits of a packet sequence number.
 pub const PSN: u32 = 24;
 /// Bits of a ring index.
 pub const INDEX: u32 = 16;
+/// Bits of the number of a READ owed to the peer.
+pub const RING: u32 = 8;
 /// Bits of a deadline: the low bits of `now` (2^40 clocks of 4 ns are 73 minutes; the longest timeout is 2.4 hours
 /// at code 31, which is clamped to 2^38 clocks, 18 minutes).
 pub const DEADLINE: u32 = 40;
@@ -56,6 +59,29 @@ pub struct Tx {
     pub unasked: Sig,
     /// Nothing new is sent.
     pub halt: Sig,
+    /// The READ ([`OwedRead`]) of the next READ response.
+    #[shape(RING)]
+    pub res_cursor: Sig,
+    /// The oldest READ that was never answered whole.
+    #[shape(RING)]
+    pub res_sent: Sig,
+    /// The next READ response has `res_psn`; else it is its READ's first.
+    pub res_inside: Sig,
+    /// It is a First or Only, wherever it stands: what it goes on from was not sent just before.
+    pub res_restart: Sig,
+    /// Its PSN, if `res_inside`.
+    #[shape(PSN)]
+    pub res_psn: Sig,
+    /// `Placed::rewind_seq` of the last rewind obeyed.
+    #[shape(8)]
+    pub res_rewind: Sig,
+    /// The tail must not overtake packet `res_mark` on its way to packetise.
+    pub res_marked: Sig,
+    /// Its number among all given to gather, low bits: one that left long ago may look as if it had not.
+    #[shape(8)]
+    pub res_mark: Sig,
+    /// The last packet given to gather was a response: a request is next, if both wait.
+    pub res_turn: Sig,
 }
 
 /// What acknowledge knows: what the peer still owes us.
@@ -130,12 +156,21 @@ pub struct Expect {
     pub remaining: Sig,
     /// Nothing more is taken.
     pub halt: Sig,
+    /// Messages taken.
+    #[shape(PSN)]
+    pub msn: Sig,
+    /// READs taken: the place of the next in the ring of [`OwedRead`].
+    #[shape(RING)]
+    pub res_head: Sig,
+    /// READs in the ring, as far as a duplicate is looked for: at most 16.
+    #[shape(5)]
+    pub res_kept: Sig,
 }
 
 /// What place knows: what was placed, and the acknowledgement owed for it.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct Placed {
-    /// PSN of the last request placed (the PSN that a re-ACK carries).
+    /// PSN of the last SEND or WRITE placed (the PSN that a re-ACK carries; a READ's would take its responses for given).
     #[shape(PSN)]
     pub psn: Sig,
     /// Messages completed.
@@ -155,6 +190,53 @@ pub struct Placed {
     pub tail_msn: Sig,
     /// A fatal NAK was given: packets behind it are discarded.
     pub halt: Sig,
+    /// READs whose turn has come: what the peer sent before them is written. Responses are owed while it differs from
+    /// `Tx::res_cursor`.
+    #[shape(RING)]
+    pub res_head: Sig,
+    /// Counts duplicate READs; segment goes back to `rewind_index` and `rewind_psn` when it differs from
+    /// `Tx::res_rewind`.
+    #[shape(8)]
+    pub rewind_seq: Sig,
+    /// The oldest READ asked for again since segment obeyed.
+    #[shape(RING)]
+    pub rewind_index: Sig,
+    /// From this PSN.
+    #[shape(PSN)]
+    pub rewind_psn: Sig,
+}
+
+/// A READ of the peer, written by check when it takes the request, read by segment when it answers. Kept until its place
+/// in the QP's ring is needed again, for duplicates.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct OwedRead {
+    /// Its own number: another one here means that it was overwritten.
+    #[shape(RING)]
+    pub index: Sig,
+    /// PSN of the request and of the first response.
+    #[shape(PSN)]
+    pub first_psn: Sig,
+    /// PSN of the last response.
+    #[shape(PSN)]
+    pub last_psn: Sig,
+    /// From here.
+    #[shape(64)]
+    pub va: Sig,
+    /// By this key.
+    #[shape(32)]
+    pub rkey: Sig,
+    /// So many bytes.
+    #[shape(32)]
+    pub length: Sig,
+    /// MSN behind it.
+    #[shape(PSN)]
+    pub msn: Sig,
+}
+
+/// Where the READ `index` of a QP lies among all of them.
+pub fn owed_address(c: &Config, queues: &QpQueuesBits, index: Sig) -> Sig {
+    let mask = (lit(RING, 1) << queues.response_log_size) - 1;
+    queues.response_base.resize(c.response_bits()) + (index & mask).resize(c.response_bits())
 }
 
 /// One outstanding WQE, written by segment when it gets its PSNs, read by acknowledge when it retires.

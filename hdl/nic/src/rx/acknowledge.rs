@@ -17,6 +17,8 @@
 //! * A timeout costs a retry. With none left the oldest WQE completes with RETRY_EXC_ERR. Progress refills both counts.
 //! * A fault (local, named by WQE) and a bad WQE (named by its record) complete in error when all before them retired.
 //! * One error CQE per QP, then `halt`; the rest is flushed by the driver.
+//! * A READ of the peer that gather could not answer halts the QP without a CQE and raises an asynchronous event
+//!   (QP_ACCESS_ERR for its key, else QP_FATAL).
 //!
 //! Timers are deadlines compared with `now`. A deadline is set T = 4.096 us * 2^code ahead (at most 2^38 clocks); the
 //! scan makes one step after every event, 2 clocks each without events (128 clocks for 64 QPs, T of code 1 is 2048), so it
@@ -26,12 +28,12 @@
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow.
 
 use crate::config::Config;
-use crate::flow::{Completion, Count, Fault, Response, Wake};
+use crate::flow::{Completion, Count, Event, Fault, Response, Wake};
 use crate::prim::fifo::buffer;
 use crate::qp::{DEADLINE, Initialise, Record, Requester, StateShape, StateWrite, Tx, psn_before};
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::timer::RNR_NS;
-use contract::{QpState, Reject, StageCounter, WcStatus};
+use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, WcStatus};
 use hdl::{
     Bits, Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, constant, lit, low, mux, reg, reg_init, select,
     when,
@@ -76,6 +78,9 @@ pub struct AcknowledgeIo {
     /// CQEs of the send side, in order per QP.
     #[source(c.config.clone())]
     pub completion: Stream<Completion>,
+    /// Asynchronous events (EQ 0).
+    #[source(c.config.clone())]
+    pub event: Stream<Event>,
     /// The QP may go on: its window moved, it was rewound, or its wait is over. Comes after the write of the word.
     #[source(c.config.clone())]
     pub wake: Stream<Wake>,
@@ -184,7 +189,10 @@ impl Module for Acknowledge {
 
         // rest: an event and one step of the scan take turns
         let resting = phase.eq(Phase::Rest.code()).named("resting");
-        let free = (!wake_valid | io.wake.ready).named("free");
+        let raise = Stream::<Event>::wires(c, "raise");
+        let raised = buffer("events", c, 2, &raise);
+        io.event.take(&raised);
+        let free = ((!wake_valid | io.wake.ready) & raise.ready).named("free");
         let initialise = resting & io.initialise.valid;
         let open = (resting & free & !io.initialise.valid).named("open");
         let waiting_event = (io.response.valid | io.fault.valid | io.kick.valid).named("event_waits");
@@ -328,7 +336,25 @@ impl Module for Acknowledge {
         });
         let ahead = !(fault.wqe_index - r.una_wqe).msb();
         let older = !r.fault | (fault.wqe_index - r.fault_wqe).msb();
-        when(is(Source::Fault) & alive & ahead & older, || {
+        // a READ of the peer: a QP that never came to RTS has them, too
+        let ends = (is(Source::Fault) & fault.responds & rights.valid & !r.halt).named("ends_qp");
+        when(ends, || {
+            next.halt.set(1);
+            next.armed.set(0);
+            next.waiting.set(0);
+        });
+        raise.valid.set(ends);
+        raise.data.assign(&Event {
+            eq: lit(c.eq_bits(), 0),
+            kind: lit(8, u64::from(EventKind::Async.code())),
+            event: mux(
+                fault.status.eq(u64::from(WcStatus::RemAccessErr.code())),
+                lit(8, u64::from(AsyncEvent::QpAccessErr.code())),
+                lit(8, u64::from(AsyncEvent::QpFatal.code())),
+            ),
+            object: qp.extend(24),
+        });
+        when(is(Source::Fault) & !fault.responds & alive & ahead & older, || {
             next.fault.set(1);
             next.fault_wqe.set(fault.wqe_index);
             next.fault_status.set(fault.status);
@@ -345,7 +371,7 @@ impl Module for Acknowledge {
         let acts = timeout | rnr_over | start_timer | stop_timer;
         let dead = !alive & !scanned;
         when(words, || {
-            when((scanned & !acts) | dead | (answer & !valid), || to(Phase::Rest))
+            when((scanned & !acts) | (dead & !ends) | (answer & !valid), || to(Phase::Rest))
                 .otherwise(|| to(Phase::Record));
         });
         let refusal = |r: Reject| lit(6, u64::from(r.code()));
@@ -470,6 +496,7 @@ impl Module for Acknowledge {
                 & !io.initialise.valid
                 & !wake_valid
                 & !out.valid
+                & !raised.valid
                 & stale.none()
                 & !passed,
         );

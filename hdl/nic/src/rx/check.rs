@@ -7,9 +7,11 @@
 //! clock 2  the MR entry is there: bounds and rights of the key
 //! clock 3  one verdict, `expect` is written, the slot is released or handed on, the refusal is counted
 //! ```
+//! A duplicate READ is looked for among the READs kept, the youngest first, one per clock, before its clock 3.
+//!
 //! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order, 4
-//! clocks after the packet was taken; a packet is taken every 4 clocks (measured), more seldom only while place or
-//! acknowledge refuse. Never waits for host memory: no receive WQE is told from producer and consumer alone.
+//! clocks after the packet was taken (a duplicate READ: up to 20); a packet is taken every 4 clocks (measured), more
+//! seldom only while place or acknowledge refuse. Never waits for host memory: no receive WQE is told from producer and consumer alone.
 //!
 //! The order of the checks is that of IBA 9.6.1 and 9.7: what cannot be believed is dropped without an answer (QPN,
 //! transport, state, halt, addresses, P_Key); then PSN, opcode sequence, QP rights, receive WQE, lengths, R_Key. The
@@ -17,17 +19,25 @@
 //! again, and an RNR NAK counts as the NAK of the gap behind it. A duplicate is never NAKed.
 //!
 //! A fatal NAK halts the QP here. If a SEND was open its receive WQE goes with the verdict (`uses_wqe`) and completes
-//! in error; a WQE that the failing packet itself would have taken stays posted. READ, atomics and SEND with invalidate
+//! in error; a WQE that the failing packet itself would have taken stays posted. Atomics and SEND with invalidate
 //! are not executed by this version: they are refused as rights that the QP lacks (NAK 0x61).
+//!
+//! A READ takes as many PSNs as it has responses, and a place in the QP's ring of [`OwedRead`], written here. Only
+//! `max_dest_rd_atomic` of them (and no more than the ring holds) may be unanswered, one more is NAK 0x61; so what is
+//! unanswered is never overwritten. A duplicate READ asks for one that is still in the ring, from any of its packets to
+//! its end, or is dropped; it takes no place.
 //!
 //! A SEND for which place has no `room` is dropped as if the network had lost it: ePSN stays, the peer resends.
 
 use crate::config::Config;
 use crate::flow::{Action, Count, Headers, Response, Verdict};
 use crate::mr;
-use crate::qp::{Expect, INDEX, Initialise, Placed, Requester, StateShape, StateWrite};
+use crate::qp::{
+    Expect, INDEX, Initialise, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
+    owed_address, psn_before,
+};
 use contract::Reject;
-use contract::context::{MrEntryBits, QpAddressesBits, QpRightsBits};
+use contract::context::{MrEntryBits, QpAddressesBits, QpQueuesBits, QpRightsBits};
 use contract::opcode::{Kind, Opcode, OpcodeRow, Payload, ReceiveWqe};
 use contract::verbs::{QpState, Transport, access};
 use hdl::{Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, lit, low, mux, reg, reg_init, when};
@@ -62,6 +72,7 @@ pub const REJECTS: &[Reject] = &[
     Reject::QpHalted,
     Reject::MissQueueFull,
     Reject::ResponseUnexpected,
+    Reject::ReadDepth,
 ];
 
 /// The stage, for one card configuration.
@@ -120,6 +131,21 @@ pub struct CheckIo {
     /// Producer of the receive queue.
     #[input(INDEX)]
     pub post_rq_word: Sig,
+    /// [`Tx`].
+    #[input(Tx::total_width(&()))]
+    pub tx_word: Sig,
+    /// `contract::QpQueues`.
+    #[input(QpQueuesBits::BITS)]
+    pub queues_word: Sig,
+    /// Write of the READs kept.
+    #[output(StateShape { address: c.config.response_bits(), width: OwedRead::total_width(&()) })]
+    pub owed_write: StateWrite,
+    /// Address of the READs kept.
+    #[output(c.config.response_bits())]
+    pub owed_address: Sig,
+    /// [`OwedRead`], one clock later.
+    #[input(OwedRead::total_width(&()))]
+    pub owed_word: Sig,
     /// Write of the own word.
     #[output(StateShape::per_qp::<Expect>(&c.config))]
     pub expect_write: StateWrite,
@@ -169,7 +195,8 @@ impl Module for Check {
     }
     fn body(&self, io: &CheckIo) {
         let c = &self.config;
-        let phase = reg_init("phase", 2, 0);
+        // 4: a duplicate READ is looked for
+        let phase = reg_init("phase", 3, 0);
         let verdict_valid = reg_init("verdict_valid_q", 1, 0);
         let response_valid = reg_init("response_valid_q", 1, 0);
         let verdict = Verdict::regs(c, "verdict_q");
@@ -195,14 +222,24 @@ impl Module for Check {
         when(verdict_valid & io.verdict.ready, || verdict_valid.set(0));
         when(response_valid & io.response.ready, || response_valid.set(0));
         when(io.headers.valid & may_take, || h.assign(&io.headers.data));
-        phase.set(mux(rest & !(io.headers.valid & may_take), lit(2, 0), phase + 1));
+        let (searching, searched) = (phase.eq(4).named("searching"), hdl::wire("searched", 1));
+        let search = hdl::wire("search", 1);
+        phase.set(mux(
+            rest,
+            (io.headers.valid & may_take).extend(3),
+            mux(
+                searching,
+                mux(searched, lit(3, 3), lit(3, 4)),
+                mux(phase.eq(3), lit(3, 0), mux(search, lit(3, 4), phase + 1)),
+            ),
+        ));
         io.idle.set(rest & !verdict_valid & !response_valid);
 
         // what the opcode says, from the table
         let op = h.opcode;
         let is = |k: Kind| decode(op, |r| r.kind == k);
         let (send, write) = (is(Kind::Send), is(Kind::Write));
-        let closed_kind = (is(Kind::Read) | is(Kind::Atomic)).named("read_or_atomic");
+        let (read, atomic) = (is(Kind::Read).named("is_read"), is(Kind::Atomic));
         let responds = is(Kind::Response).named("is_response");
         let invalidate = decode(op, |r| r.headers.ieth);
         let opens = decode(op, |r| r.kind != Kind::Response && r.position.opens()).named("opens");
@@ -211,7 +248,7 @@ impl Module for Check {
         let takes_wqe =
             decode(op, |r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
                 .named("takes_wqe");
-        let request = (send | write | closed_kind).named("is_request");
+        let request = (send | write | read | atomic).named("is_request");
         let qp = h.dest_qpn.bits(0, c.qp_bits());
 
         // clock 1: the QP
@@ -253,8 +290,16 @@ impl Module for Check {
         let distance = h.psn - word.epsn;
         let sequence_now =
             mux(opens, word.open_send | word.open_write, mux(send, !word.open_send, !word.open_write));
-        let writable = (rights.access & lit(8, u64::from(access::REMOTE_WRITE))).any();
-        let denied_now = closed_kind | invalidate | (write & !writable);
+        let grants = |right: u8| (rights.access & lit(8, u64::from(right))).any();
+        let denied_now = atomic
+            | invalidate
+            | (write & !grants(access::REMOTE_WRITE))
+            | (read & !grants(access::REMOTE_READ));
+        let queues = QpQueuesBits::unpack(io.queues_word);
+        let ring = (lit(16, 1) << queues.response_log_size).named("ring_size");
+        let unanswered = word.res_head - Tx::from_bits(&(), io.tx_word).res_sent;
+        let deep_now =
+            read & (unanswered.ge(rights.max_dest_rd_atomic.extend(8)) | unanswered.extend(16).ge(ring));
         let short_now = takes_wqe & word.rq_next.eq(io.post_rq_word);
         let mtu = lit(14, 128) << rights.path_mtu;
         let rule = |p: Payload| decode(op, |r| r.payload == p);
@@ -269,8 +314,11 @@ impl Module for Check {
         // messages end at 2^31 bytes; a first or middle packet must leave something for the last
         let over = |bytes: Sig| bytes.bit(31) & bytes.bits(0, 31).any();
         let length = h.length.extend(32);
-        let bad_total_now =
-            mux(write, over(total) | mux(closes, total.ne(length), total.le(length)), over(after));
+        let bad_total_now = mux(
+            write,
+            over(total) | mux(closes, total.ne(length), total.le(length)),
+            mux(read, over(h.dma_length), over(after)),
+        );
         let key_now = mux(opens, h.rkey, word.rkey);
         io.mr_address.set(key_now.bits(8, c.mr_bits()));
 
@@ -296,10 +344,21 @@ impl Module for Check {
         let asked = hold("asked", total);
         let pd = hold("pd", rights.pd);
         let rnr_timer = hold("rnr_timer", rights.min_rnr_timer);
+        let deep = hold("too_deep", deep_now);
+        let shift = hold("log_path_mtu", rights.path_mtu + 7);
+        let queues_held = hold("queues", io.queues_word);
+        // READs to look at for a duplicate
+        let kept = word.res_kept.extend(16);
+        let left = reg("left_to_search", 5);
+        when(at1, || left.set(mux(ring.lt(kept), ring, kept).bits(0, 5)));
+        let probe = reg("probe", RING);
+        when(at1, || probe.set(word.res_head - 1));
 
         // clock 2: the key
         let entry = MrEntryBits::unpack(io.mr_word);
-        let judged = mr::judge(&entry, key, va, asked, pd, lit(8, u64::from(access::REMOTE_WRITE)));
+        let wanted =
+            mux(read, lit(8, u64::from(access::REMOTE_READ)), lit(8, u64::from(access::REMOTE_WRITE)));
+        let judged = mr::judge(&entry, key, va, asked, pd, wanted);
         let outside = key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any() & asked.any();
         let at2 = phase.eq(2);
         let (key_ok, key_reason) = (reg("key_ok", 1), reg("key_reason", 6));
@@ -309,6 +368,29 @@ impl Module for Check {
             key_reason.set(mux(outside, code(Reject::RkeyUnknown), judged.reject));
             iova.set(judged.iova);
             relaxed.set(entry.relaxed_ordering);
+        });
+        // packets of a READ less one
+        let span = reg("span", PSN);
+        let longest = ((asked - 1) >> shift).bits(0, PSN);
+        when(at2, || span.set(mux(asked.any() & read, longest, lit(PSN, 0))));
+
+        // a duplicate READ: one kept READ per clock
+        let kept = OwedRead::from_bits(&(), io.owed_word);
+        let offset_in = ((h.psn - kept.first_psn).extend(32) << shift).named("offset_in_read");
+        let hit = !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn);
+        let same = h.rkey.eq(kept.rkey)
+            & h.va.eq(kept.va + offset_in.extend(64))
+            & h.dma_length.eq(kept.length - offset_in);
+        search.set(at2 & duplicate & read & !refused & left.any());
+        searched.set(hit | left.eq(1));
+        let again_at = mux(searching, probe - 1, probe);
+        io.owed_address.set(owed_address(c, &QpQueuesBits::unpack(queues_held), again_at));
+        let found = reg("found", 1);
+        when(at2, || found.set(0));
+        when(searching, || {
+            found.set(hit & same);
+            left.set(left - 1);
+            when(!hit, || probe.set(probe - 1));
         });
 
         // clock 3: the verdict
@@ -320,17 +402,19 @@ impl Module for Check {
             (sequence, code(Reject::OpcodeSequence)),
             (denied, code(Reject::AccessDenied)),
             (not_ready, code(Reject::ReceiverNotReady)),
+            (deep, code(Reject::ReadDepth)),
             (misshapen | bad_total, code(Reject::BadLength)),
-            (write & !key_ok, key_reason),
+            ((write | read) & !key_ok, key_reason),
         ]);
         let rnr = (!sequence & !denied & not_ready).named("rnr");
-        let access_fault = !sequence & !denied & !not_ready & !misshapen & !bad_total;
+        let access_fault = !sequence & !denied & !not_ready & !deep & !misshapen & !bad_total;
         let crowded = send & !io.room;
         let accept = (in_order & !faulty & !crowded).named("accept");
         let nak = (in_order & faulty).named("nak");
         let fatal = (nak & !rnr).named("fatal");
         let again = asks & duplicate;
-        let reack = (again & !denied & !misshapen).named("reack");
+        let reack = (again & !denied & !misshapen & !read).named("reack");
+        let rewind = (again & !denied & !misshapen & read & found).named("rewind");
         let gap = asks & !expected & !duplicate;
         let nak_gap = (gap & !e.nak_sent).named("nak_gap");
 
@@ -348,12 +432,12 @@ impl Module for Check {
             verdict_valid.set(1);
             verdict.action.set(action(Action::Fence));
         });
-        when(accept | nak | reack | nak_gap, || {
+        when(accept | nak | reack | rewind | nak_gap, || {
             verdict_valid.set(1);
             verdict.action.set(mux(
                 accept,
-                mux(send, action(Action::Send), action(Action::Write)),
-                mux(reack, action(Action::Reack), action(Action::Nak)),
+                mux(send, action(Action::Send), mux(read, action(Action::Respond), action(Action::Write))),
+                mux(reack, action(Action::Reack), mux(rewind, action(Action::Rewind), action(Action::Nak))),
             ));
             verdict.qp.set(qp);
             verdict.psn.set(mux(nak_gap, e.epsn, h.psn));
@@ -372,7 +456,11 @@ impl Module for Check {
             ));
             verdict.iova.set(iova);
             verdict.relaxed.set(relaxed);
-            verdict.wqe_index.set(mux((accept & !takes_wqe) | fatal, e.rq_current, e.rq_next));
+            verdict.wqe_index.set(mux(
+                read & !nak & !nak_gap,
+                mux(rewind, probe, e.res_head).extend(INDEX),
+                mux((accept & !takes_wqe) | fatal, e.rq_current, e.rq_next),
+            ));
             verdict.uses_wqe.set(mux(accept, send | (immediate & closes), fatal & e.open_send));
             verdict.offset.set(offset);
             verdict.length.set(h.length);
@@ -383,8 +471,8 @@ impl Module for Check {
             verdict.imm.set(h.imm);
         });
 
-        // the slot goes with an accepted request; everything else is over here
-        io.release_valid.set(at3 & !accept);
+        // the slot goes with an accepted payload; everything else is over here
+        io.release_valid.set(at3 & !(accept & !read));
         io.release_slot.set(h.slot);
         let gap_reason =
             mux(e.nak_sent, code(Reject::PsnOutOfSequenceRepeat), code(Reject::PsnOutOfSequence));
@@ -410,7 +498,8 @@ impl Module for Check {
         let next = Expect::wires(&(), "next");
         next.assign(&e);
         when(accept, || {
-            next.epsn.set(e.epsn + 1);
+            next.epsn.set(e.epsn + span + 1);
+            next.msn.set(e.msn + closes.extend(PSN));
             next.nak_sent.set(0);
             next.open_send.set(send & !closes);
             next.open_write.set(write & !closes);
@@ -422,16 +511,34 @@ impl Module for Check {
                 next.rq_next.set(e.rq_next + 1);
                 next.rq_current.set(e.rq_next);
             });
+            when(read, || {
+                next.res_head.set(e.res_head + 1);
+                next.res_kept.set(mux(e.res_kept.bit(4), e.res_kept, e.res_kept + 1));
+            });
         });
-        when(reack, || next.nak_sent.set(0));
+        when(reack | rewind, || next.nak_sent.set(0));
         when(nak_gap | (nak & rnr), || next.nak_sent.set(1));
         when(fatal, || next.halt.set(1));
         let start = Expect::wires(&(), "start");
         start.assign_zero();
         let fresh = Expect { epsn: io.initialise.data.rq_psn, ..start };
         let clears = initialise & (io.initialise.data.receive | io.initialise.data.reset);
-        io.expect_write.enable.set(clears | accept | reack | nak_gap | nak);
+        io.expect_write.enable.set(clears | accept | reack | rewind | nak_gap | nak);
         io.expect_write.address.set(mux(rest, io.initialise.data.qp, qp));
         io.expect_write.data.set(mux(rest, fresh.to_bits(), next.to_bits()));
+
+        // the READ, for segment and for its duplicates
+        io.owed_write.enable.set(accept & read);
+        io.owed_write.address.set(owed_address(c, &QpQueuesBits::unpack(queues_held), e.res_head));
+        let owed = OwedRead {
+            index: e.res_head,
+            first_psn: h.psn,
+            last_psn: h.psn + span,
+            va: h.va,
+            rkey: h.rkey,
+            length: h.dma_length,
+            msn: e.msn + 1,
+        };
+        io.owed_write.data.set(owed.to_bits());
     }
 }

@@ -22,6 +22,10 @@
 //! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63) and kills the QP here at once: packets behind are
 //! discarded. An unpaid NAK is not overwritten by a re-acknowledgement.
 //!
+//! A READ passes through without payload: when its turn comes in `finish`, everything before it is written, it counts in
+//! the MSN, and `placed.res_head` lets segment answer it. A duplicate READ asks segment to go back; of two that segment
+//! has not seen yet the older remains, which reaches both.
+//!
 //! A fence comes out (`fence_done`) when all that came before it is written and reported, nothing is parked from before
 //! it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded meanwhile.
 
@@ -31,7 +35,7 @@ use crate::flow::{
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
-use crate::qp::{INDEX, Initialise, PSN, Placed, StateShape, StateWrite, Tx};
+use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, psn_before};
 use crate::rx::receive_wqes::{RECEIVE_WQE, ReceiveWqes, WqeName};
 use contract::context::{MrEntryBits, QpQueuesBits, QpRightsBits};
 use contract::ring::SgeBits;
@@ -102,7 +106,7 @@ pub struct PlaceIo {
     /// Asynchronous events (EQ 0).
     #[source(c.config.clone())]
     pub event: Stream<Event>,
-    /// A tail changed: a response is owed. Comes after the write of `placed`.
+    /// A tail or the READs to answer changed: a response is owed. Comes after the write of `placed`.
     #[source(c.config.clone())]
     pub wake: Stream<Wake>,
     /// A packet's slot is free again.
@@ -192,6 +196,7 @@ struct Finish {
     reports: Sig,
     #[shape(8)]
     status: Sig,
+    /// Receive WQE, or number of a READ.
     #[shape(INDEX)]
     wqe_index: Sig,
     /// A WRITE, not a SEND.
@@ -212,6 +217,8 @@ enum Kind {
     Nak,
     Fence,
     Discard,
+    Respond,
+    Rewind,
 }
 
 #[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -437,7 +444,15 @@ impl Module for Place {
                     mux(
                         naks,
                         kind(Kind::Nak),
-                        mux(is(&v, Action::Reack), kind(Kind::Reack), kind(Kind::Accept)),
+                        mux(
+                            is(&v, Action::Reack),
+                            kind(Kind::Reack),
+                            mux(
+                                is(&v, Action::Respond),
+                                kind(Kind::Respond),
+                                mux(is(&v, Action::Rewind), kind(Kind::Rewind), kind(Kind::Accept)),
+                            ),
+                        ),
                     ),
                 ),
             ),
@@ -523,14 +538,17 @@ impl Module for Place {
         io.finish_address.set(f.qp);
 
         let old = Placed::from_bits(&(), io.placed_word);
-        let paid = Tx::from_bits(&(), io.tx_word).paid;
+        let tx = Tx::from_bits(&(), io.tx_word);
         let queues = QpQueuesBits::unpack(io.finish_queues_word);
         let accept = is_kind(Kind::Accept);
-        let unpaid_nak = old.tail_seq.ne(paid) & old.tail_syndrome.bits(5, 2).any();
-        let answers = mux(accept, f.ack_req, mux(is_kind(Kind::Reack), !unpaid_nak, hdl::high()));
+        let (responds, rewinds) = (is_kind(Kind::Respond), is_kind(Kind::Rewind));
+        let unpaid_nak = old.tail_seq.ne(tx.paid) & old.tail_syndrome.bits(5, 2).any();
+        let answers = (accept & f.ack_req) | (is_kind(Kind::Reack) & !unpaid_nak) | is_kind(Kind::Nak);
         let next = Placed::regs(&(), "placed");
-        let (tail, cqn) = (reg("tail_changes", 1), reg("cqn", c.cq_bits()));
-        let msn = old.msn + (accept & f.last).extend(PSN);
+        let (owes, cqn) = (reg("owes_more", 1), reg("cqn", c.cq_bits()));
+        let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
+        // segment may be obeying in this very clock: then it goes back twice, which costs packets and nothing else
+        let older = old.rewind_seq.eq(tx.res_rewind) | psn_before(f.psn, old.rewind_psn);
         when(step.eq(1), || {
             next.assign(&Placed { msn, ..old });
             when(accept, || next.psn.set(f.psn));
@@ -541,7 +559,13 @@ impl Module for Place {
                 next.tail_msn.set(msn);
             });
             when(f.fatal, || next.halt.set(1));
-            tail.set(answers);
+            when(responds, || next.res_head.set(f.wqe_index.bits(0, RING) + 1));
+            when(rewinds, || next.rewind_seq.set(old.rewind_seq + 1));
+            when(rewinds & older, || {
+                next.rewind_index.set(f.wqe_index.bits(0, RING));
+                next.rewind_psn.set(f.psn);
+            });
+            owes.set(answers | responds | rewinds);
             cqn.set(queues.recv_cqn.bits(0, c.cq_bits()));
         });
         let completion = Stream::<Completion>::wires(c, "completion_in");
@@ -580,7 +604,7 @@ impl Module for Place {
         let events = buffer("events", c, 4, &event);
         io.event.take(&events);
         step.set(mux(f_rest, packet.extend(2), mux(step.eq(1), lit(2, 2), mux(done, lit(2, 0), step))));
-        when(done & tail, || {
+        when(done & owes, || {
             wake_valid.set(1);
             wake_qp.set(f.qp);
         });

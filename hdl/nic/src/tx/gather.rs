@@ -16,6 +16,10 @@
 //! read, LOC_PROT_ERR. The slot is freed only when all of its reads are over. The fence token takes a slot and leaves in
 //! order, when all frames before it are out.
 //!
+//! The key of a READ response is the peer's and must allow REMOTE_READ now, whatever it allowed when check took the
+//! request. One that fails leaves in its order all the same, as NAK 0x62 (key) or 0x63 (read), behind its fault, which
+//! carries the status that the peer will see.
+//!
 //! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
 //! bytes included.
 //!
@@ -33,7 +37,8 @@ use crate::qp::INDEX;
 use crate::tx::packetise::header_bytes;
 use contract::context::{MrEntryBits, QpRightsBits};
 use contract::ring::SgeBits;
-use contract::{Reject, WcStatus};
+use contract::verbs::access;
+use contract::{Opcode, Reject, Syndrome, WcStatus};
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, index_width, instance, lit, mux, reg, reg_init, select,
     when,
@@ -77,9 +82,12 @@ pub struct GatherIo {
     /// Pulse: packetise has read the payload of the oldest frame taken.
     #[input]
     pub sent: Sig,
-    /// WQEs that cannot be sent.
+    /// WQEs that cannot be sent, READs that cannot be answered.
     #[source(c.0.clone())]
     pub fault: Stream<Fault>,
+    /// Pulse: the oldest of what segment gave is gone: taken by packetise or dropped.
+    #[output]
+    pub gone: Sig,
     /// Dropped frames by reason.
     #[output]
     pub count: Count,
@@ -103,6 +111,7 @@ struct Frame {
     words: Sig,
     #[shape(INDEX)]
     wqe_index: Sig,
+    responds: Sig,
 }
 
 /// A piece of payload within one SGE.
@@ -117,6 +126,8 @@ struct Piece {
     length: Sig,
     #[shape(c.transmit_address_bits())]
     address: Sig,
+    /// The key is the peer's.
+    remote: Sig,
 }
 
 impl Module for Gather {
@@ -215,6 +226,7 @@ impl Module for Gather {
             address,
             words: need,
             wqe_index: segment.wqe_index,
+            responds: segment.responds,
         };
         frames.write(reserve, number(tail), frame.to_bits());
         when(reserve, || {
@@ -252,6 +264,7 @@ impl Module for Gather {
                 key: sge.lkey,
                 length: takes,
                 address: at,
+                remote: segment.responds,
             });
             index.set(index + 1);
             skip.set(mux(inside, lit(32, 0), skip - sge.length));
@@ -278,7 +291,7 @@ impl Module for Gather {
             judged.va,
             judged.length.extend(32),
             pd,
-            lit(8, 0),
+            mux(judged.remote, lit(8, u64::from(access::REMOTE_READ)), lit(8, 0)),
         );
         let key_bits = 8 + c.mr_bits();
         let ok = if key_bits < 32 {
@@ -330,9 +343,28 @@ impl Module for Gather {
         let at_out = |set: Sig| set.bit_at(number(out));
         let complete = (out.ne(tail) & at_out(closed & !waits)).named("complete");
         let faulty = at_out(bad_key | too_short | broken);
-        io.slot.valid.set(complete & !faulty);
-        io.slot.data.assign(&TransmitSlot { packet: leaving.packet, address: leaving.address });
-        io.fault.valid.set(complete & faulty);
+        // a response that failed: the fault first, then its NAK in its place
+        let refuses = (faulty & leaving.responds).named("refuses");
+        let told = reg_init("fault_told", 1, 0);
+        when(io.fault.moves() & refuses, || told.set(1));
+        when(io.slot.moves(), || told.set(0));
+        let nak = PacketFields {
+            opcode: lit(8, u64::from(Opcode::RcAcknowledge.code())),
+            syndrome: mux(
+                at_out(bad_key),
+                lit(8, u64::from(Syndrome::NAK_REMOTE_ACCESS)),
+                lit(8, u64::from(Syndrome::NAK_REMOTE_OPERATION)),
+            ),
+            length: lit(13, 0),
+            ..leaving.packet
+        };
+        io.slot.valid.set(complete & (!faulty | told));
+        io.slot.data.assign(&TransmitSlot {
+            packet: nak.or_else(c, refuses, &leaving.packet),
+            address: leaving.address,
+        });
+        io.fault.valid.set(complete & faulty & !told);
+        io.fault.data.responds.set(leaving.responds);
         io.fault.data.qp.set(leaving.packet.qp);
         io.fault.data.wqe_index.set(leaving.wqe_index);
         let key_fault = at_out(bad_key);
@@ -340,9 +372,9 @@ impl Module for Gather {
         let status = |s: WcStatus| lit(8, s as u64);
         let code = |r: Reject| lit(6, r as u64);
         io.fault.data.status.set(mux(
-            short_fault & !key_fault,
-            status(WcStatus::LocLenErr),
-            status(WcStatus::LocProtErr),
+            leaving.responds,
+            mux(key_fault, status(WcStatus::RemAccessErr), status(WcStatus::RemOpErr)),
+            mux(short_fault & !key_fault, status(WcStatus::LocLenErr), status(WcStatus::LocProtErr)),
         ));
         io.count.valid.set(io.fault.moves());
         io.count.index.set(mux(
@@ -350,9 +382,11 @@ impl Module for Gather {
             code(Reject::SglKey),
             mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
         ));
-        let leaves = io.slot.moves() | io.fault.moves();
+        let leaves = (io.slot.moves() | (io.fault.moves() & !refuses)).named("leaves");
+        io.gone.set(leaves);
         when(leaves, || out.set(out + 1));
-        let skipped = flag("skipped", one(leaves & (faulty | leaving.packet.fence), number(out)));
+        let skips = (faulty & !refuses) | leaving.packet.fence;
+        let skipped = flag("skipped", one(leaves & skips, number(out)));
 
         // the oldest frame not yet freed; pulses may come while dropped ones stand before theirs
         let sent = reg_init("sent_frames", slot_bits + 1, 0);

@@ -86,7 +86,7 @@ pub struct PacketiseIo {
     /// Pulse: the fence came by, everything before it is out.
     #[output]
     pub fence_done: Sig,
-    /// Pulse per request packet.
+    /// Pulse per request packet and READ response.
     #[output]
     pub packet_count: Sig,
     /// Pulse per ACK.
@@ -417,9 +417,10 @@ impl Module for Packetise {
         let started = turn & !packet.fence;
         let counted = |name: &str, what: Sig| delay_init(name, started & what);
         let positive = packet.syndrome.bits(5, 2).none();
-        io.packet_count.set(counted("packet_counted", !has_aeth));
-        io.ack_count.set(counted("ack_counted", has_aeth & positive));
-        io.nak_count.set(counted("nak_counted", has_aeth & !positive));
+        let acknowledges = packet.opcode.eq(u64::from(Opcode::RcAcknowledge.code()));
+        io.packet_count.set(counted("packet_counted", !acknowledges));
+        io.ack_count.set(counted("ack_counted", acknowledges & positive));
+        io.nak_count.set(counted("nak_counted", acknowledges & !positive));
         io.frame_length.set(delay("counted_bytes", frame_end));
 
         // B: the word arrives; header lanes, payload lanes, zero behind

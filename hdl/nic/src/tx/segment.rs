@@ -6,8 +6,13 @@
 //!                                                                           \---> control (to packetise, FIFO of 2)
 //! ```
 //! The fence token passes into `data`, in order. A turn does two things, on two ways that do not wait for each other:
-//! * a response is owed (`placed.tail_seq != tx.paid`) and the QP is ready to receive: the tail goes out on `control`,
-//!   whatever is halted;
+//! * of what is owed to the peer, if the QP is ready to receive, the first that applies:
+//!   1. a rewind not yet obeyed: the response cursor goes back to it, if it stands behind it;
+//!   2. READs stand between the cursor and `placed.res_head`: one READ response, whatever the send queue's faults; or, if
+//!      the READ under the cursor was overwritten, the cursor goes on to the oldest never answered. A READ response
+//!      pays a tail whose PSN is before its own;
+//!   3. the tail (`placed.tail_seq != tx.paid`) goes out, whatever is halted: on `control`, or on `data` while a READ
+//!      response of the QP is on its way to packetise, which it must not overtake (`res_mark`, `gone`);
 //! * of the send queue, the first that applies:
 //!   1. a rewind not yet obeyed, or a cursor that acknowledgements have overtaken: the cursor goes to the una triple;
 //!   2. the WQE under the cursor is bad: a new one gets a record with its status, `tx.halt` and a `kick`; one under
@@ -18,13 +23,16 @@
 //! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
 //!
 //! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
-//! behind payload; `room` tells schedule in time, so that this is rare. Only a full `control`, `kick`, `fault` or a fence
+//! behind payload; `room` tells schedule in time, so that this is rare. If both want `data`, they take turns. Only a full `control`, `kick`, `fault` or a fence
 //! before a full `data` hold the stage.
 //!
 //! `tx.halt` stops new WQEs; replay of those before the bad one goes on, so that they can complete.
 //! AckReq: last packet of a message, every 16th without, and the packet that closes the window: without it a
 //! window smaller than a message would wait for the timeout.
 //! Replay never assigns PSNs. A cursor outside of its WQE (a triple that acknowledge is still moving) sends nothing.
+//! READ responses move no PSN of the requester. First, Last and Only carry AETH with the MSN behind their READ; what
+//! follows a rewind is First or Only. The payload is one SGE that names the peer's key, which gather judges (`responds`).
+//!
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
 //! Not in this version: READ, atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
@@ -32,14 +40,21 @@
 use crate::config::Config;
 use crate::flow::{self, Count, Fault, Outer, TurnDone, Wake, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
-use crate::qp::{INDEX, Initialise, PSN, Placed, Record, Requester, StateShape, StateWrite, Tx, psn_before};
+use crate::qp::{
+    INDEX, Initialise, OwedRead, PSN, Placed, Record, Requester, StateShape, StateWrite, Tx, owed_address,
+    psn_before,
+};
 use contract::context::{QpQueuesBits, QpRightsBits};
-use contract::ring::SendWqeBits;
+use contract::ring::{SendWqeBits, SgeBits};
 use contract::{Opcode, QpState, Reject, Transport, WcOpcode, WcStatus, WrOpcode};
-use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, instance, lit, low, mux, reg, reg_init, when};
+use hdl::{
+    Bundle, Module, Ports, Sig, Stream, any_of, cat, high, instance, lit, low, mux, reg, reg_init, when,
+};
 
 /// PSNs in flight when the context sets no limit: a quarter of the PSN space, so that "before" stays decidable.
 pub const WINDOW: u64 = 1 << 22;
+/// The ACK syndrome: credits are not used.
+const ACK: u64 = 0x1f;
 /// Packets of which at least one asks for an acknowledgement.
 pub const ACK_EVERY: u64 = 16;
 
@@ -82,6 +97,15 @@ pub struct SegmentIo {
     /// Writes `tx`.
     #[output(StateShape::per_qp::<Tx>(&c.0))]
     pub tx_write: StateWrite,
+    /// Address of the READs owed.
+    #[output(c.0.response_bits())]
+    pub owed_address: Sig,
+    /// [`OwedRead`], one clock later.
+    #[input(OwedRead::total_width(&()))]
+    pub owed_word: Sig,
+    /// Pulse: gather has handed on, or dropped, the oldest packet of `data`.
+    #[input]
+    pub gone: Sig,
     /// Writes the record memory.
     #[output(StateShape { address: c.0.record_bits(), width: Record::total_width(&()) })]
     pub record_write: StateWrite,
@@ -194,7 +218,33 @@ impl Module for Segment {
                 | (tx.cursor_wqe - requester.una_wqe).msb(),
         );
         let answering = any_of(&[QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe].map(state_is));
-        let owes = computed("owes", rights.valid & answering & placed.tail_seq.ne(tx.paid));
+        let answering = rights.valid & answering;
+        let owes = computed("owes", answering & placed.tail_seq.ne(tx.paid));
+
+        // the READ under the response cursor: its address in clock 1, the word in clock 2
+        let (cursor_now, queues_now) = (Tx::from_bits(&(), io.tx_word), QpQueuesBits::unpack(io.queues_word));
+        io.owed_address.set(owed_address(c, &queues_now, cursor_now.res_cursor));
+        let read_now = OwedRead::from_bits(&(), io.owed_word);
+        let read = OwedRead::regs(&(), "read");
+        when(phase.eq(2), || read.assign(&read_now));
+        let res_psn_now = mux(tx.res_inside, tx.res_psn, read_now.first_psn).named("res_psn_now");
+        let res_psn = computed("res_psn", res_psn_now);
+        let rewinds = computed("rewinds", answering & placed.rewind_seq.ne(tx.res_rewind));
+        let ahead = placed.rewind_index - tx.res_cursor;
+        let goes_back = computed(
+            "goes_back",
+            ahead.msb() | (ahead.none() & tx.res_inside & psn_before(placed.rewind_psn, tx.res_psn)),
+        );
+        let unanswered = answering & placed.res_head.ne(tx.res_cursor) & !requester.halt;
+        let unanswered = computed("unanswered", unanswered);
+        let overwritten = computed("overwritten", read_now.index.ne(tx.res_cursor));
+        let shift = (rights.path_mtu + 7).named("log_path_mtu");
+        let res_offset = computed("res_offset", (res_psn_now - read_now.first_psn).extend(32) << shift);
+        let res_last = computed("res_last", res_psn_now.eq(read_now.last_psn));
+        // packets given to gather less those that have left it; far fewer than 128 are on the way
+        let (given, gone) = (reg_init("given", 8, 0), reg_init("gone_count", 8, 0));
+        when(io.gone, || gone.set(gone + 1));
+        let on_way = computed("on_the_way", tx.res_marked & (gone - tx.res_mark).msb());
 
         let fresh = computed("fresh", fresh_now);
         let psn_now = mux(fresh_now, tx.next_psn, tx.cursor_psn).named("psn_now");
@@ -203,7 +253,6 @@ impl Module for Segment {
         let psn = computed("psn", psn_now);
         let first = computed("first", first_now);
         let position = computed("position", position_now);
-        let shift = (rights.path_mtu + 7).named("log_path_mtu");
         let longest = ((wqe.length - 1) >> shift).bits(0, PSN);
         // packets less one
         let packets = computed("packets_less_one", mux(wqe.length.any(), longest, lit(PSN, 0)));
@@ -263,12 +312,23 @@ impl Module for Segment {
         let is_fence = !initialising & work.fence;
         let turn = !initialising & !work.fence;
         let does_jump = turn & jump;
-        let does_answer = turn & owes;
+        // what is owed
+        let does_rewind = turn & rewinds;
+        let does_skip = turn & !rewinds & unanswered & overwritten;
+        let could_respond = turn & !rewinds & unanswered & !overwritten;
+        let tail = turn & !rewinds & !unanswered & owes;
+        let does_answer = tail & !on_way;
+        let could_reply = could_respond | (tail & on_way);
         let sendable = turn & !jump & may_send;
         let does_refuse = sendable & bad & fresh & record_free;
         let does_fault = sendable & bad & !fresh;
         let could_send = sendable & !bad & open & inside & (!fresh | record_free);
-        let does_send = could_send & data.ready;
+        let replies_first = (could_reply & !(could_send & tx.res_turn)).named("replies_first");
+        let does_send = could_send & !replies_first & data.ready;
+        let does_reply = replies_first & data.ready;
+        let does_respond = does_reply & could_respond;
+        let absorbs = (does_respond & psn_before(placed.tail_psn, res_psn)).named("absorbs");
+        let pays = does_answer | (does_reply & !could_respond) | absorbs;
         let hold = (is_fence & !data.ready)
             | (does_answer & !control.ready)
             | (does_refuse & !kick.ready)
@@ -282,7 +342,16 @@ impl Module for Segment {
 
         let ends_queue = is_last & final_wqe;
         io.done.data.qp.set(work.qp);
-        io.done.data.again.set(does_jump | (does_send & !ends_queue & !closing) | (could_send & !data.ready));
+        let read_over = does_respond & res_last;
+        let more_reads = (tx.res_cursor + 1).ne(placed.res_head);
+        io.done.data.again.set(any_of(&[
+            does_jump,
+            does_send & !ends_queue & !closing,
+            could_send & !does_send,
+            does_rewind | does_skip,
+            could_reply & !does_reply,
+            does_respond & (!res_last | more_reads | (owes & !absorbs)),
+        ]));
 
         // what leaves
         let is_write = wqe.opcode.bit(1).none();
@@ -298,8 +367,8 @@ impl Module for Segment {
             .rev()
             .map(|i| work.wqe.bits(256 + i * 128, 128) & wqe.num_sge.gt(i).repeat(128))
             .collect();
-        data.valid.set(fires & (is_fence | does_send));
-        data.data.assign(&flow::Segment {
+        data.valid.set(fires & (is_fence | does_send | does_reply));
+        let request = flow::Segment {
             qp: work.qp,
             fence: work.fence,
             opcode: base + place.extend(8),
@@ -317,24 +386,46 @@ impl Module for Segment {
             offset,
             length: mux(is_last, (wqe.length - offset).bits(0, 13), mtu),
             sges: cat(&sges),
-        });
-        control.valid.set(fires & does_answer);
-        control.data.assign(&Owed {
+            responds: low(),
+        };
+        let owed = Owed {
             qp: work.qp,
             psn: placed.tail_psn,
             syndrome: placed.tail_syndrome,
             msn: placed.tail_msn,
             outer: Outer { tagged: rights.tagged, ipv6: rights.ipv6 },
-        });
+        };
+        // First, Middle, Last, Only
+        let begins = !tx.res_inside | tx.res_restart;
+        let kind = mux(begins, mux(res_last, lit(8, 3), lit(8, 0)), mux(res_last, lit(8, 2), lit(8, 1)));
+        let res_length = mux(res_last, (read.length - res_offset).bits(0, 13), mtu);
+        let source =
+            SgeBits { addr: read.va + res_offset.extend(64), length: res_length.extend(32), lkey: read.rkey };
+        let reply = flow::Segment {
+            opcode: lit(8, Opcode::RcReadResponseFirst as u64) + kind,
+            psn: res_psn,
+            syndrome: lit(8, ACK),
+            msn: read.msn,
+            length: res_length,
+            sges: source.pack().extend(c.sges * 128),
+            responds: high(),
+            ..response(c, &owed)
+        };
+        let reply = reply.or_else(c, could_respond, &response(c, &owed));
+        data.data.assign(&reply.or_else(c, replies_first, &request));
+        when(data.moves(), || given.set(given + 1));
+        control.valid.set(fires & does_answer);
+        control.data.assign(&owed);
         kick.valid.set(fires & does_refuse);
         kick.data.qp.set(work.qp);
         fault.valid.set(fires & does_fault);
         fault.data.qp.set(work.qp);
         fault.data.wqe_index.set(tx.cursor_wqe);
         fault.data.status.set(WcStatus::LocQpOpErr as u64);
+        fault.data.responds.set(0);
         io.count.valid.set(fires & (does_refuse | does_fault));
         io.count.index.set(reason);
-        io.stall.set(fires & could_send & !data.ready);
+        io.stall.set(fires & (could_send | could_reply) & !data.ready);
         let again = psn_before(psn, tx.sent_psn);
         io.retransmit.set(fires & does_send & again);
 
@@ -368,13 +459,10 @@ impl Module for Segment {
                 cursor_psn: init.sq_psn,
                 cursor_first: init.sq_psn,
                 epoch: lit(4, 0),
-                paid: mux(init.receive | init.reset, lit(24, 0), tx.paid),
                 unasked: lit(8, 0),
                 halt: low(),
+                ..tx
             });
-        })
-        .elif(initialising, || {
-            when(init.receive, || next.paid.set(0));
         })
         .elif(does_jump, || {
             next.epoch.set(requester.epoch);
@@ -399,8 +487,53 @@ impl Module for Segment {
             next.cursor_first.set(mux(is_last, psn + 1, first));
             when(is_last, || next.cursor_wqe.set(tx.cursor_wqe + 1));
         });
-        when(does_answer, || next.paid.set(placed.tail_seq));
-        let changes = initialising | does_jump | does_answer | does_refuse | does_send;
+        // what is owed has its own fields
+        when(pays, || next.paid.set(placed.tail_seq));
+        when(does_rewind, || {
+            next.res_rewind.set(placed.rewind_seq);
+            when(goes_back, || {
+                next.res_cursor.set(placed.rewind_index);
+                next.res_inside.set(1);
+                next.res_restart.set(1);
+                next.res_psn.set(placed.rewind_psn);
+            });
+        });
+        when(does_skip, || {
+            next.res_cursor.set(tx.res_sent);
+            next.res_inside.set(0);
+        });
+        when(does_respond, || {
+            next.res_inside.set(!res_last);
+            next.res_restart.set(0);
+            next.res_psn.set(res_psn + 1);
+        });
+        when(read_over, || {
+            next.res_cursor.set(tx.res_cursor + 1);
+            when(tx.res_cursor.eq(tx.res_sent), || next.res_sent.set(tx.res_sent + 1));
+        });
+        when(does_answer, || next.res_marked.set(0));
+        when(does_reply, || {
+            next.res_marked.set(1);
+            next.res_mark.set(given + 1);
+        });
+        when(does_send | does_reply, || next.res_turn.set(does_reply));
+        when(initialising & (init.receive | init.reset), || {
+            let counts = [next.paid, next.res_cursor, next.res_sent, next.res_psn, next.res_rewind];
+            let flags = [next.res_inside, next.res_restart, next.res_marked, next.res_turn];
+            for field in counts.into_iter().chain(flags).chain([next.res_mark]) {
+                field.set(0);
+            }
+        });
+        let changes = any_of(&[
+            initialising,
+            does_jump,
+            pays,
+            does_refuse,
+            does_send,
+            does_reply,
+            does_rewind,
+            does_skip,
+        ]);
         io.tx_write.enable.set(fires & changes);
         io.tx_write.address.set(mux(initialising, init.qp, work.qp));
         io.tx_write.data.set(next.to_bits());
@@ -450,5 +583,6 @@ fn response(c: &Config, p: &Owed) -> flow::Segment {
         offset: lit(32, 0),
         length: lit(13, 0),
         sges: lit(c.sges * 128, 0),
+        responds: low(),
     }
 }

@@ -82,6 +82,19 @@ pub const PLACED: &[(&str, u32)] = &[
     ("tail_psn", 24),
     ("tail_msn", 24),
     ("halt", 1),
+    ("res_head", 8),
+    ("rewind_seq", 8),
+    ("rewind_index", 8),
+    ("rewind_psn", 24),
+];
+pub const OWED: &[(&str, u32)] = &[
+    ("index", 8),
+    ("first_psn", 24),
+    ("last_psn", 24),
+    ("va", 64),
+    ("rkey", 32),
+    ("length", 32),
+    ("msn", 24),
 ];
 pub const EXPECT: &[(&str, u32)] = &[
     ("epsn", 24),
@@ -95,6 +108,9 @@ pub const EXPECT: &[(&str, u32)] = &[
     ("rkey", 32),
     ("remaining", 32),
     ("halt", 1),
+    ("msn", 24),
+    ("res_head", 8),
+    ("res_kept", 5),
 ];
 pub const REQUESTER: &[(&str, u32)] = &[
     ("una_wqe", 16),
@@ -122,6 +138,15 @@ pub const TX: &[(&str, u32)] = &[
     ("paid", 24),
     ("unasked", 8),
     ("halt", 1),
+    ("res_cursor", 8),
+    ("res_sent", 8),
+    ("res_inside", 1),
+    ("res_restart", 1),
+    ("res_psn", 24),
+    ("res_rewind", 8),
+    ("res_marked", 1),
+    ("res_mark", 8),
+    ("res_turn", 1),
 ];
 pub const RECORD: &[(&str, u32)] =
     &[("last_psn", 24), ("signaled", 1), ("opcode", 8), ("status", 8), ("length", 32)];

@@ -72,7 +72,16 @@ word!(Tx {
     epoch: 4,
     paid: 24,
     unasked: 8,
-    halt: 1
+    halt: 1,
+    res_cursor: 8,
+    res_sent: 8,
+    res_inside: 1,
+    res_restart: 1,
+    res_psn: 24,
+    res_rewind: 8,
+    res_marked: 1,
+    res_mark: 8,
+    res_turn: 1
 });
 word!(Requester {
     una_wqe: 16,
@@ -89,7 +98,20 @@ word!(Requester {
     fault_status: 8,
     halt: 1
 });
-word!(Placed { psn: 24, msn: 24, tail_seq: 24, tail_syndrome: 8, tail_psn: 24, tail_msn: 24, halt: 1 });
+word!(Placed {
+    psn: 24,
+    msn: 24,
+    tail_seq: 24,
+    tail_syndrome: 8,
+    tail_psn: 24,
+    tail_msn: 24,
+    halt: 1,
+    res_head: 8,
+    rewind_seq: 8,
+    rewind_index: 8,
+    rewind_psn: 24
+});
+word!(OwedRead { index: 8, first_psn: 24, last_psn: 24, va: 64, rkey: 32, length: 32, msn: 24 });
 word!(Record { last_psn: 24, signaled: 1, opcode: 8, status: 8, length: 32 });
 
 /// Puts the block into reset for a clock.

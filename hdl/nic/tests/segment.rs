@@ -7,7 +7,7 @@ use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::tx::segment::{Segment, WINDOW};
 use std::collections::BTreeMap;
-use txkit::{Choices, Placed, Record, Requester, Tx, lint, reset, wide};
+use txkit::{Choices, OwedRead, Placed, Record, Requester, Tx, field, lint, reset, wide};
 
 const PSN: u64 = 0xff_ffff;
 
@@ -25,6 +25,9 @@ struct Packet {
     dma_length: u64,
     syndrome: u64,
     msn: u64,
+    responds: bool,
+    /// Address, length and key of the first SGE.
+    sge: (u64, u64, u64),
 }
 
 /// The block with its words, and a WQE ring per QP.
@@ -36,6 +39,10 @@ struct Bench {
     rights: Vec<QpRights>,
     queues: Vec<QpQueues>,
     records: BTreeMap<u64, Record>,
+    owed: BTreeMap<u64, OwedRead>,
+    /// Packets in gather, and whether they stay there.
+    inside: u64,
+    held: bool,
     wqes: Vec<BTreeMap<u16, (SendWqe, bool)>>,
     producer: Vec<u16>,
     packets: Vec<Packet>,
@@ -66,6 +73,8 @@ impl Bench {
                 sq_log_stride: 7,
                 record_base: (q * 32) as u16,
                 record_log_size: 5,
+                response_base: (q * 4) as u16,
+                response_log_size: 2,
                 ..QpQueues::default()
             })
             .collect();
@@ -77,6 +86,9 @@ impl Bench {
             rights: vec![rights; n],
             queues,
             records: BTreeMap::new(),
+            owed: BTreeMap::new(),
+            inside: 0,
+            held: false,
             wqes: vec![BTreeMap::new(); n],
             producer: vec![0; n],
             packets: vec![],
@@ -120,6 +132,9 @@ impl Bench {
         let s = &mut self.s;
         s.poke("data_ready", u64::from(self.data_ready));
         s.poke("control_ready", u64::from(self.control_ready));
+        let leaves = u64::from(self.inside > 0 && !self.held);
+        self.inside -= leaves;
+        s.poke("gone", leaves);
         if s.peek("tx_write_enable") == 1 {
             let q = s.peek("tx_write_address") as usize;
             self.tx[q] = Tx::unpack(&s.peek_bits("tx_write_data"));
@@ -133,11 +148,12 @@ impl Bench {
             if get("valid") == 0 || get("ready") == 0 {
                 continue;
             }
+            self.inside += u64::from(stream == "data");
             if get("fence") == 1 {
                 self.fences += 1;
                 continue;
             }
-            let p = Packet {
+            let mut p = Packet {
                 qp: get("qp"),
                 opcode: get("opcode"),
                 psn: get("psn"),
@@ -149,7 +165,11 @@ impl Bench {
                 dma_length: get("dma_length"),
                 syndrome: get("syndrome"),
                 msn: get("msn"),
+                responds: get("responds") == 1,
+                sge: (0, 0, 0),
             };
+            let sges = s.peek_bits(&format!("{stream}_sges"));
+            p.sge = (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32));
             if stream == "data" { &mut self.packets } else { &mut self.responses }.push(p);
         }
         if s.peek("kick_valid") == 1 {
@@ -163,7 +183,9 @@ impl Bench {
         }
         self.retransmits += s.peek("retransmit");
         let q = s.peek("read_qp") as usize;
+        let owed = self.owed.get(&s.peek("owed_address")).copied().unwrap_or_default();
         s.clock();
+        s.poke_bits("owed_word", &owed.pack());
         s.poke_bits("tx_word", &self.tx[q].pack());
         s.poke_bits("requester_word", &self.requester[q].pack());
         s.poke_bits("placed_word", &self.placed[q].pack());
@@ -227,6 +249,25 @@ impl Bench {
         for _ in 0..6 {
             self.clock();
         }
+    }
+
+    /// check and place have taken a READ of the peer: `length` bytes from `psn` on. The PSN behind it.
+    fn read(&mut self, q: usize, psn: u64, length: u64) -> u64 {
+        let index = self.placed[q].res_head;
+        let last_psn = psn + length.div_ceil(128 << self.rights[q].path_mtu).max(1) - 1;
+        let (va, rkey, msn) = (0x5_0000_0000 + psn * 7, 0x0abc_de00 + index, 100 + index);
+        let entry = OwedRead { index, first_psn: psn, last_psn: last_psn & PSN, va, rkey, length, msn };
+        let queues = &self.queues[q];
+        let at = u64::from(queues.response_base) + (index & ((1 << queues.response_log_size) - 1));
+        self.owed.insert(at, entry);
+        self.placed[q].res_head = (index + 1) & 0xff;
+        (last_psn + 1) & PSN
+    }
+
+    /// A duplicate READ came through place.
+    fn ask_again(&mut self, q: usize, index: u64, psn: u64) {
+        let seq = (self.placed[q].rewind_seq + 1) & 0xff;
+        self.placed[q] = Placed { rewind_seq: seq, rewind_index: index, rewind_psn: psn, ..self.placed[q] };
     }
 
     /// Everything sent so far is acknowledged.
@@ -318,6 +359,251 @@ fn every_length_is_cut_at_every_path_mtu() {
         }
     }
     assert_eq!(b.retransmits, 0);
+}
+
+#[test]
+fn a_read_of_any_length_is_answered_in_packets_of_the_path_mtu() {
+    let mut b = Bench::new();
+    b.start_at(5, 0x100, 7);
+    let untouched = b.tx[5];
+    let mut psn = 0xff_fff0;
+    for code in 1..=5u8 {
+        let mtu = 128u64 << code;
+        b.rights[5].path_mtu = code;
+        for length in [0, 1, mtu - 1, mtu, mtu + 1, 2 * mtu, 3 * mtu + 5] {
+            let (first, index) = (psn, b.placed[5].res_head);
+            psn = b.read(5, psn, length);
+            b.packets.clear();
+            b.run(5);
+            let count = length.div_ceil(mtu).max(1);
+            assert_eq!(b.packets.len() as u64, count, "{length} bytes at {mtu}");
+            for (i, p) in b.packets.iter().enumerate() {
+                let i = i as u64;
+                let opcode = match (i, count - 1 - i) {
+                    (0, 0) => 0x10,
+                    (0, _) => 0x0d,
+                    (_, 0) => 0x0f,
+                    _ => 0x0e,
+                };
+                let part = (length - i * mtu).min(mtu);
+                assert_eq!((p.opcode, p.psn, p.length), (opcode, (first + i) & PSN, part));
+                assert_eq!((p.syndrome, p.msn, p.qp), (0x1f, 100 + index, 5));
+                assert_eq!(p.sge, (0x5_0000_0000 + first * 7 + i * mtu, part, 0x0abc_de00 + index));
+                assert_eq!((p.responds, p.ack_req, p.solicited, p.offset), (true, false, false, 0));
+            }
+            let next = (index + 1) & 0xff;
+            assert_eq!((b.tx[5].res_cursor, b.tx[5].res_sent), (next, next));
+        }
+    }
+    // nothing of the requester moved
+    let t = b.tx[5];
+    let requester = |t: Tx| (t.next_psn, t.sent_psn, t.cursor_psn, t.assigned, t.unasked);
+    assert_eq!(requester(t), requester(untouched));
+    assert_eq!((b.retransmits, b.responses.len()), (0, 0));
+}
+
+#[test]
+fn the_tail_waits_for_the_reads_before_it_and_never_overtakes_their_responses() {
+    let tail = |psn| Placed { tail_seq: 1, tail_syndrome: 0x1f, tail_psn: psn, ..Placed::default() };
+    // the responses are still in gather: the tail goes behind them; else it passes data
+    for held in [true, false] {
+        let mut b = Bench::new();
+        b.start_at(7, 0, 0);
+        b.held = held;
+        b.placed[7] = tail(0x105);
+        let end = b.read(7, 0x100, 5 * 1024);
+        assert_eq!(end, 0x105);
+        for n in 0..5 {
+            assert!(b.turn(7), "more is owed");
+            b.settle();
+            assert_eq!((b.packets.len(), b.responses.len(), b.tx[7].paid), (n + 1, 0, 0));
+        }
+        b.run(7);
+        assert_eq!(
+            (b.packets.len(), b.responses.len(), b.tx[7].paid),
+            if held { (6, 0, 1) } else { (5, 1, 1) }
+        );
+        let ack = if held { &b.packets[5] } else { &b.responses[0] };
+        assert_eq!((ack.opcode, ack.psn, ack.length, ack.responds), (0x11, 0x105, 0, false));
+        // once they have left it, the next passes data again
+        b.held = false;
+        b.settle();
+        b.placed[7].tail_seq = 2;
+        b.run(7);
+        assert_eq!((b.responses.last().map(|p| p.psn), b.tx[7].paid), (Some(0x105), 2));
+    }
+    // a response absorbs what is before it, an RNR NAK that came true as well
+    for (syndrome, psn, alone) in [(0x1f, 0xff, 0), (0x2c, 0xff, 0), (0x1f, 0x100, 1), (0x60, 0x101, 1)] {
+        let mut b = Bench::new();
+        b.start_at(7, 0, 0);
+        b.placed[7] = Placed { tail_syndrome: syndrome, ..tail(psn) };
+        b.read(7, 0x100, 5);
+        b.run(7);
+        assert_eq!((b.packets.len(), b.tx[7].paid), (1, 1));
+        assert_eq!(b.responses.len(), alone, "{syndrome:#x} at {psn:#x}");
+    }
+}
+
+#[test]
+fn a_duplicate_read_is_answered_from_its_packet_on_and_all_behind_it_again() {
+    let mut b = Bench::new();
+    b.start_at(3, 0, 0);
+    let psn = b.read(3, 0x10, 3000);
+    let psn = b.read(3, psn, 10);
+    b.read(3, psn, 2000);
+    b.run(3);
+    let shown =
+        |b: &mut Bench| std::mem::take(&mut b.packets).iter().map(|p| (p.opcode, p.psn)).collect::<Vec<_>>();
+    let all = [(0x0d, 0x10), (0x0e, 0x11), (0x0f, 0x12), (0x10, 0x13), (0x0d, 0x14), (0x0f, 0x15)];
+    assert_eq!(shown(&mut b), all);
+    b.ask_again(3, 0, 0x11);
+    b.run(3);
+    assert_eq!(shown(&mut b), [&[(0x0d, 0x11)], &all[2..]].concat());
+    // the last packet alone is an Only
+    b.ask_again(3, 2, 0x15);
+    b.run(3);
+    assert_eq!(shown(&mut b), [(0x10, 0x15)]);
+    assert_eq!((b.tx[3].res_cursor, b.tx[3].res_sent), (3, 3));
+
+    // asked for what stands before the cursor, once more for what is to come anyway
+    b.ask_again(3, 0, 0x10);
+    b.turn(3);
+    b.turn(3);
+    b.turn(3);
+    b.ask_again(3, 0, 0x12);
+    b.turn(3);
+    b.ask_again(3, 1, 0x13);
+    b.turn(3);
+    b.ask_again(3, 0, 0x11);
+    b.run(3);
+    assert_eq!(shown(&mut b), [&all[..2], &[(0x0d, 0x11)], &all[2..]].concat());
+
+    // one whose place was needed again: on to what was never answered
+    let mut psn = 0x16;
+    for _ in 0..4 {
+        psn = b.read(3, psn, 1);
+    }
+    b.ask_again(3, 0, 0x10);
+    b.run(3);
+    assert_eq!(shown(&mut b), [(0x10, 0x16), (0x10, 0x17), (0x10, 0x18), (0x10, 0x19)]);
+    assert_eq!((b.tx[3].res_cursor, b.tx[3].res_sent), (7, 7));
+}
+
+#[test]
+fn requests_and_read_responses_take_turns() {
+    let mut b = Bench::new();
+    b.start_at(1, 0, 0);
+    b.post(1, write(20 * 1024));
+    b.read(1, 0x1000, 20 * 1024);
+    b.run(1);
+    let kinds: Vec<bool> = b.packets.iter().map(|p| p.responds).collect();
+    assert_eq!(kinds.len(), 40);
+    assert!(kinds.windows(2).all(|pair| pair[0] != pair[1]), "{kinds:?}");
+}
+
+#[test]
+fn read_responses_go_on_behind_a_nak_and_end_with_the_qp() {
+    let mut b = Bench::new();
+    b.start_at(1, 0, 0);
+    b.read(1, 0x1000, 3000);
+    b.placed[1] = Placed { tail_seq: 1, tail_syndrome: 0x62, tail_psn: 0x1003, halt: 1, ..b.placed[1] };
+    b.turn(1);
+    b.settle();
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 0));
+    // gather could not read: only what place owes is still said
+    b.requester[1].halt = 1;
+    b.run(1);
+    assert_eq!((b.packets.len(), b.responses.len()), (1, 1));
+    // states: from RTR to before Err
+    for (state, answers) in [
+        (QpState::Init, false),
+        (QpState::Rtr, true),
+        (QpState::Rts, true),
+        (QpState::Sqd, true),
+        (QpState::Sqe, true),
+        (QpState::Err, false),
+    ] {
+        let mut b = Bench::new();
+        b.rights[1].state = state as u8;
+        b.read(1, 0x1000, 3000);
+        b.run(1);
+        assert_eq!(b.packets.len(), if answers { 3 } else { 0 }, "{state:?}");
+    }
+}
+
+#[test]
+fn random_reads_and_duplicates_follow_the_model() {
+    for seed in 1..=6u64 {
+        let mut pick = Choices::new(seed);
+        let mut b = Bench::new();
+        let q = pick.below(64) as usize;
+        let (code, log) = (1 + pick.below(5) as u8, pick.below(3));
+        let mtu = 128u64 << code;
+        b.rights[q].path_mtu = code;
+        b.queues[q].response_log_size = log as u8;
+        b.start_at(q, 0, 0);
+        let psn0 = PSN - pick.below(100);
+        // READs: (first packet counted from the start, packets, bytes); the cursor and how far it ever came, in packets
+        let mut reads: Vec<(u64, u64, u64)> = vec![];
+        let (mut total, mut cursor, mut furthest, mut restart) = (0u64, 0u64, 0u64, false);
+        let mut asked: Option<u64> = None;
+        let (mut answered, mut lost) = (0, 0);
+        for step in 0..3000 {
+            let what = format!("seed {seed}, step {step}");
+            let unsent = reads.iter().filter(|r| r.0 + r.1 > furthest).count() as u64;
+            match pick.below(12) {
+                0 if unsent < 1 << log => {
+                    let odd = pick.below(6 * mtu);
+                    let length = pick.of(&[0, 1, mtu, mtu + 1, 3 * mtu, odd]);
+                    b.read(q, (psn0 + total) & PSN, length);
+                    let n = length.div_ceil(mtu).max(1);
+                    reads.push((total, n, length));
+                    total += n;
+                }
+                1 if !reads.is_empty() => {
+                    let at = reads.len() - 1 - pick.below(reads.len().min(1 << log) as u64) as usize;
+                    let p = reads[at].0 + pick.below(reads[at].1);
+                    b.ask_again(q, at as u64 & 0xff, (psn0 + p) & PSN);
+                    asked = Some(p);
+                }
+                _ => {}
+            }
+            let at = reads.iter().position(|r| cursor < r.0 + r.1);
+            let mut want = None;
+            if let Some(p) = asked.take() {
+                if p < cursor {
+                    (cursor, restart) = (p, true);
+                }
+            } else if let Some(at) = at {
+                let (first, n, length) = reads[at];
+                let i = cursor - first;
+                if at + (1 << log) < reads.len() {
+                    // its place was needed again
+                    let unsent = reads.iter().find(|r| r.0 + r.1 > furthest).expect("the newest at least");
+                    (cursor, restart) = (unsent.0, false);
+                    lost += 1;
+                } else {
+                    let kind = match (i == 0 || restart, i == n - 1) {
+                        (true, true) => 3,
+                        (true, false) => 0,
+                        (false, true) => 2,
+                        (false, false) => 1,
+                    };
+                    want = Some((0x0d + kind, (psn0 + cursor) & PSN, (length - i * mtu).min(mtu)));
+                    (cursor, restart) = (cursor + 1, false);
+                    furthest = furthest.max(cursor);
+                    answered += 1;
+                }
+            }
+            b.packets.clear();
+            b.turn(q);
+            b.settle();
+            let got = b.packets.iter().map(|p| (p.opcode, p.psn, p.length)).next();
+            assert_eq!(got, want, "{what}");
+        }
+        assert!(lost > 0 || log > 0, "seed {seed}: nothing was overwritten");
+        assert!(answered > 500, "seed {seed}: {answered}");
+    }
 }
 
 #[test]

@@ -21,6 +21,9 @@ impl Choices {
     pub fn below(&mut self, n: u64) -> u64 {
         (self.any() >> 11) % n
     }
+    pub fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len() as u64) as usize]
+    }
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

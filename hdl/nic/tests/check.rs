@@ -2,8 +2,8 @@
 
 mod bench;
 
-use bench::{Choices, EXPECT, PLACED, REQUESTER, Ram, Word, clock, reset};
-use contract::context::{MrEntry, QpAddresses, QpRights};
+use bench::{Choices, EXPECT, OWED, PLACED, REQUESTER, Ram, TX, Word, clock, reset};
+use contract::context::{MrEntry, QpAddresses, QpQueues, QpRights};
 use contract::{QpState, Reject, Transport};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
@@ -14,6 +14,8 @@ const WRITE: u64 = 1;
 const SEND: u64 = 2;
 const REACK: u64 = 3;
 const NAK: u64 = 4;
+const RESPOND: u64 = 5;
+const REWIND: u64 = 6;
 const MASK: u32 = 0xff_ffff;
 
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -51,6 +53,8 @@ struct Verdict {
     syndrome: u8,
     iova: u64,
     wqe: Option<u16>,
+    /// Number of a READ.
+    read: u8,
     offset: u32,
     length: u16,
     address: u16,
@@ -58,6 +62,17 @@ struct Verdict {
     with_imm: bool,
     solicited: bool,
     imm: u32,
+}
+
+/// A READ as it was taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Read {
+    psn: u32,
+    packets: u32,
+    va: u64,
+    rkey: u32,
+    length: u32,
+    msn: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,6 +106,11 @@ struct Qp {
     done: u64,
     rq_next: u16,
     halt: bool,
+    msn: u32,
+    /// All that were taken, and how many of them segment has answered.
+    reads: Vec<Read>,
+    answered: usize,
+    log_ring: u8,
 }
 
 struct Model {
@@ -102,11 +122,19 @@ struct Model {
 enum Class {
     Send,
     Write,
+    Read,
     Closed,
 }
 
 impl Model {
-    fn key_fault(&self, pd: u32, key: u32, va: u64, length: u64) -> std::result::Result<u64, Reject> {
+    fn key_fault(
+        &self,
+        pd: u32,
+        key: u32,
+        va: u64,
+        length: u64,
+        right: u8,
+    ) -> std::result::Result<u64, Reject> {
         let entry = self.mrs.get((key >> 8) as usize);
         let iova = entry.map_or(0, |e| e.iova.wrapping_add(va.wrapping_sub(e.va)));
         if length == 0 {
@@ -117,7 +145,7 @@ impl Model {
             Err(Reject::RkeyTag)
         } else if e.pd != pd {
             Err(Reject::RkeyPd)
-        } else if e.access & 2 == 0 {
+        } else if e.access & right == 0 {
             Err(Reject::RkeyRights)
         } else if va < e.va || u128::from(va - e.va) + u128::from(length) > u128::from(e.length) {
             Err(Reject::RkeyBounds)
@@ -164,15 +192,17 @@ impl Model {
         let class = match p.opcode {
             0..=5 | 0x16 | 0x17 => Class::Send,
             6..=11 => Class::Write,
+            12 => Class::Read,
             _ => Class::Closed,
         };
         let opens = matches!(p.opcode, 0 | 4 | 5 | 6 | 10..=0x14 | 0x17);
         let closes = !matches!(p.opcode, 0 | 1 | 6 | 7);
         let imm = matches!(p.opcode, 3 | 5 | 9 | 11);
-        // READ, atomics and SEND with invalidate are not of this version
+        // atomics and SEND with invalidate are not of this version
         let denied = class == Class::Closed
             || matches!(p.opcode, 0x16 | 0x17)
-            || class == Class::Write && q.rights.access & 2 == 0;
+            || class == Class::Write && q.rights.access & 2 == 0
+            || class == Class::Read && q.rights.access & 4 == 0;
         let mtu = 128u32 << q.rights.path_mtu;
         let length = u32::from(p.length);
         let shape = match p.opcode {
@@ -189,6 +219,21 @@ impl Model {
             }
             if !shape {
                 return drop(Reject::BadLength);
+            }
+            if class == Class::Read {
+                let kept = q.reads.len().saturating_sub((1usize << q.log_ring).min(16));
+                let into = |r: &Read| p.psn.wrapping_sub(r.psn) & MASK;
+                let hit = (kept..q.reads.len()).rev().find(|i| into(&q.reads[*i]) < q.reads[*i].packets);
+                let same = |r: &Read| {
+                    let skipped = into(r) * mtu;
+                    (p.va, p.rkey) == (r.va + u64::from(skipped), r.rkey)
+                        && u64::from(p.dma_length) + u64::from(skipped) == u64::from(r.length)
+                };
+                let Some(at) = hit.filter(|i| same(&q.reads[*i])) else { return drop(Reject::Duplicate) };
+                me.nak_sent = false;
+                let v =
+                    Verdict { action: REWIND, qp: p.qpn, psn: p.psn, read: at as u8, ..Verdict::default() };
+                return (Outcome::Verdict(v), Some(Reject::Duplicate), true);
             }
             me.nak_sent = false;
             let v = Verdict { action: REACK, qp: p.qpn, ..Verdict::default() };
@@ -237,23 +282,30 @@ impl Model {
             let v = Verdict { action: NAK, qp: p.qpn, psn: p.psn, syndrome, ..Verdict::default() };
             return (Outcome::Verdict(v), Some(Reject::ReceiverNotReady), true);
         }
+        let unanswered = q.reads.len() - q.answered;
+        if class == Class::Read
+            && (unanswered >= usize::from(q.rights.max_dest_rd_atomic) || unanswered >= 1 << q.log_ring)
+        {
+            return fatal(me, 0x61, Reject::ReadDepth);
+        }
         let (va, rkey, total) = match q.open {
             Open::Write { va, rkey, remaining } => (va, rkey, remaining),
             _ => (p.va, p.rkey, u64::from(p.dma_length)),
         };
         let offset = if opens { 0 } else { q.done };
-        let total_ok = if class == Class::Write {
-            total <= 1 << 31 && if closes { total == u64::from(length) } else { total > u64::from(length) }
-        } else {
-            offset + u64::from(length) <= 1 << 31
+        let total_ok = match class {
+            Class::Write if closes => total <= 1 << 31 && total == u64::from(length),
+            Class::Write => total <= 1 << 31 && total > u64::from(length),
+            Class::Read => total <= 1 << 31,
+            _ => offset + u64::from(length) <= 1 << 31,
         };
         if !shape || !total_ok {
             return fatal(me, 0x61, Reject::BadLength);
         }
         let mut iova = 0;
-        if class == Class::Write {
+        if matches!(class, Class::Write | Class::Read) {
             let pd = q.rights.pd;
-            match self.key_fault(pd, rkey, va, total) {
+            match self.key_fault(pd, rkey, va, total, if class == Class::Read { 4 } else { 2 }) {
                 Ok(at) => iova = at,
                 Err(why) => return fatal(&mut self.qps[p.qpn as usize], 0x62, why),
             }
@@ -263,6 +315,16 @@ impl Model {
         let me = &mut self.qps[p.qpn as usize];
         me.epsn = (q.epsn + 1) & MASK;
         me.nak_sent = false;
+        me.msn = (q.msn + u32::from(closes)) & MASK;
+        if class == Class::Read {
+            let packets = p.dma_length.div_ceil(mtu).max(1);
+            me.epsn = (q.epsn + packets) & MASK;
+            let (va, rkey, length) = (p.va, p.rkey, p.dma_length);
+            me.reads.push(Read { psn: p.psn, packets, va, rkey, length, msn: me.msn });
+            let read = q.reads.len() as u8;
+            let v = Verdict { action: RESPOND, qp: p.qpn, read, ..Verdict::default() };
+            return (Outcome::Verdict(v), None, true);
+        }
         me.done = offset + u64::from(length);
         let wqe = if takes {
             me.rq_next = me.rq_next.wrapping_add(1);
@@ -320,12 +382,13 @@ fn qp(psn: u32) -> Qp {
         rights: QpRights {
             state: QpState::Rts as u8,
             transport: Transport::Rc as u8,
-            access: 3,
+            access: 7,
             path_mtu: 1,
             valid: true,
             pd: 7,
             pkey: 0xffff,
             min_rnr_timer: 12,
+            max_dest_rd_atomic: 4,
             ..Default::default()
         },
         addresses: QpAddresses { dest_gid: THERE, src_gid: HERE },
@@ -338,6 +401,10 @@ fn qp(psn: u32) -> Qp {
         done: 0,
         rq_next: 0,
         halt: false,
+        msn: 0,
+        reads: vec![],
+        answered: 0,
+        log_ring: 2,
     }
 }
 
@@ -345,7 +412,7 @@ fn region() -> MrEntry {
     MrEntry {
         valid: true,
         tag: 0x5a,
-        access: 3,
+        access: 7,
         pd: 7,
         va: 0x10_0000,
         length: 0x1_0000,
@@ -370,6 +437,10 @@ impl Bench {
             Ram::new(qps, Word::new(REQUESTER).width(), "qp_address", "requester_word"),
             Ram::new(qps, 16, "qp_address", "post_rq_word"),
             Ram::new(c.mrs as usize, 256, "mr_address", "mr_word"),
+            Ram::new(qps, Word::new(TX).width(), "qp_address", "tx_word"),
+            Ram::new(qps, 256, "qp_address", "queues_word"),
+            Ram::new(c.responses as usize, Word::new(OWED).width(), "owed_address", "owed_word")
+                .written_by("owed_write"),
         ];
         reset(&mut s);
         s.poke("verdict_ready", 1);
@@ -396,6 +467,13 @@ impl Bench {
             self.rams[3].words[i] = Word::new(PLACED).with("halt", u64::from(q.placed_halt)).bits();
             self.rams[4].words[i] = Word::new(REQUESTER).with("halt", u64::from(q.requester_halt)).bits();
             self.rams[5].words[i] = Bits::new(16, u128::from(q.producer));
+            self.rams[7].words[i] = Word::new(TX).with("res_sent", q.answered as u64 & 0xff).bits();
+            let queues = QpQueues {
+                response_base: 0x40 * i as u16,
+                response_log_size: q.log_ring,
+                ..Default::default()
+            };
+            self.rams[8].words[i] = Bits::from_bytes(256, &queues.pack());
         }
         for (i, m) in self.model.mrs.iter().enumerate() {
             self.rams[6].words[i] = Bits::from_bytes(256, &m.pack());
@@ -448,6 +526,8 @@ impl Bench {
         let wqe = (get("uses_wqe") == 1).then(|| get("wqe_index") as u16);
         match action {
             REACK => {}
+            RESPOND => v.read = get("wqe_index") as u8,
+            REWIND => (v.read, v.psn) = (get("wqe_index") as u8, get("psn") as u32),
             NAK => {
                 v.psn = get("psn") as u32;
                 v.syndrome = get("syndrome") as u8;
@@ -482,7 +562,7 @@ impl Bench {
         self.clock();
         self.s.poke("headers_valid", 0);
         let (mut out, mut reject, mut released) = (Outcome::Silent, None, false);
-        for _ in 0..4 {
+        for n in 0.. {
             if self.s.peek("count_valid") == 1 {
                 assert_eq!(reject, None, "counted twice: {p:?}");
                 reject = Reject::from_code(self.s.peek("count_index") as u8);
@@ -506,8 +586,12 @@ impl Bench {
                 };
             }
             self.clock();
+            if n >= 3 && self.s.peek("idle") == 1 {
+                // only what may be a duplicate READ takes longer
+                assert!(n == 3 || p.opcode == 0x0c && n <= 19, "{n} clocks: {p:?}");
+                break;
+            }
         }
-        assert_eq!(self.s.peek("idle"), 1);
         (out, reject, released)
     }
     /// Gives a packet and holds the outcome against the model.
@@ -516,6 +600,23 @@ impl Bench {
         let want = self.model.judge(p, room);
         let got = self.judge(p);
         assert_eq!(got, want, "{p:?}");
+        if matches!(got.0, Outcome::Verdict(v) if v.action == RESPOND) {
+            let q = &self.model.qps[p.qpn as usize];
+            let n = q.reads.len() - 1;
+            let at = 0x40 * p.qpn as usize + (n & ((1 << q.log_ring) - 1));
+            let mut kept = Word::new(OWED);
+            kept.load(&self.rams[9].words[at]);
+            let want = q.reads[n];
+            let read = Read {
+                psn: kept.get("first_psn") as u32,
+                packets: (kept.get("last_psn") as u32).wrapping_sub(want.psn) + 1 & MASK,
+                va: kept.get("va"),
+                rkey: kept.get("rkey") as u32,
+                length: kept.get("length") as u32,
+                msn: kept.get("msn") as u32,
+            };
+            assert_eq!((kept.get("index"), read), (n as u64 & 0xff, want));
+        }
         got
     }
 }
@@ -585,7 +686,7 @@ fn a_duplicate_is_acknowledged_again_and_a_faulty_one_is_dropped() {
     b.expect(&packet(0x04, 0, 5));
     assert_eq!(action(&b.expect(&packet(0x04, 0, 5))), REACK);
     assert_eq!(b.expect(&packet(0x04, 0, 257)).1, Some(Reject::BadLength));
-    assert_eq!(b.expect(&packet(0x0c, 0, 0)).1, Some(Reject::AccessDenied));
+    assert_eq!(b.expect(&packet(0x13, 0, 0)).1, Some(Reject::AccessDenied));
     // nothing of it moved the QP
     assert_eq!(action(&b.expect(&packet(0x04, 1, 5))), SEND);
 }
@@ -815,6 +916,126 @@ fn what_cannot_be_believed_is_dropped_without_an_answer() {
     assert_eq!(action(&b.expect(&Packet { pkey: 0x7fff, ..packet(0x04, 0, 5) })), SEND);
 }
 
+/// A READ of `length` bytes at the start of the region.
+fn read(psn: u32, length: u32) -> Packet {
+    Packet { dma_length: length, ..packet(0x0c, psn, 0) }
+}
+
+#[test]
+fn a_read_takes_the_psns_of_its_responses_and_the_next_place_of_the_ring() {
+    let mut b = Bench::new();
+    b.start(0, qp(0xff_fffe));
+    b.expect(&packet(0x0a, 0xff_fffe, 5));
+    let mut psn = 0xff_ffff;
+    for (n, length) in [0, 1, 256, 257, 1000].into_iter().enumerate() {
+        let Outcome::Verdict(v) = b.expect(&read(psn, length)).0 else { panic!() };
+        assert_eq!((v.action, v.read), (RESPOND, n as u8));
+        assert_eq!(b.model.qps[0].reads[n].msn, n as u32 + 2, "the WRITE, the READs and this one");
+        psn = (psn + length.div_ceil(256).max(1)) & MASK;
+        b.model.qps[0].answered = n;
+        b.load();
+    }
+    assert_eq!(psn, 8);
+    assert_eq!(action(&b.expect(&packet(0x04, 8, 5))), SEND);
+    // 2^31 bytes of packets of 256 are half of all PSNs; one byte more is no message
+    for (length, good) in [(1u32 << 31, true), ((1 << 31) + 1, false)] {
+        let mut b = Bench::new();
+        b.model.mrs[3].length = 1 << 40;
+        b.load();
+        assert_eq!(action(&b.expect(&read(0, length))) == RESPOND, good);
+        assert_eq!(b.model.qps[0].epsn, if good { 1 << 23 } else { 0 });
+    }
+}
+
+#[test]
+fn one_read_more_than_negotiated_is_an_invalid_request() {
+    // granted, log2 of the ring, how many are taken
+    for (granted, log_ring, most) in [(0, 2, 0), (1, 2, 1), (4, 2, 4), (16, 4, 16), (3, 1, 2)] {
+        let mut b = Bench::new();
+        let q = &mut b.model.qps[0];
+        (q.rights.max_dest_rd_atomic, q.log_ring) = (granted, log_ring);
+        b.load();
+        // answered ones do not count
+        for psn in 0..2 * most {
+            b.model.qps[0].answered = (psn as usize).saturating_sub(most as usize - 1);
+            b.load();
+            assert_eq!(action(&b.expect(&read(psn, 5))), RESPOND, "{granted} granted, READ {psn}");
+        }
+        let r = b.expect(&read(2 * most, 5));
+        assert_eq!(
+            (syndrome(r), r.1),
+            ((0x61, 2 * most, true), Some(Reject::ReadDepth)),
+            "{granted} granted"
+        );
+    }
+}
+
+#[test]
+fn a_read_needs_the_right_of_the_qp_and_of_the_key() {
+    let mut b = Bench::new();
+    b.model.qps[0].rights.access = 3;
+    b.load();
+    let r = b.expect(&read(0, 5));
+    assert_eq!((syndrome(r).0, r.1), (0x61, Some(Reject::AccessDenied)));
+    for (access, length, want) in [
+        (4, 5, None),
+        (3, 5, Some(Reject::RkeyRights)),
+        (3, 0, None),
+        (4, 0x1_0001, Some(Reject::RkeyBounds)),
+    ] {
+        let mut b = Bench::new();
+        b.model.mrs[3].access = access;
+        b.load();
+        let r = b.expect(&read(0, length));
+        assert_eq!(r.1, want);
+        if want.is_some() {
+            assert_eq!(syndrome(r), (0x62, 0, true));
+        }
+    }
+    // a READ carries nothing
+    let mut b = Bench::new();
+    let r = b.expect(&Packet { length: 4, ..read(0, 5) });
+    assert_eq!((syndrome(r).0, r.1), (0x61, Some(Reject::BadLength)));
+}
+
+#[test]
+fn a_duplicate_read_asks_again_for_what_is_kept_from_any_of_its_packets_to_its_end() {
+    let mut b = Bench::new();
+    // four in a ring of four, then a fifth in the place of the first: 3 packets each
+    for n in 0..5 {
+        b.expect(&Packet { va: 0x10_0000 + 0x1000 * u64::from(n), ..read(3 * n, 600) });
+        b.model.qps[0].answered = n as usize + 1;
+        b.load();
+    }
+    let again = |n: u32, skip: u32| Packet {
+        va: 0x10_0000 + 0x1000 * u64::from(n) + 256 * u64::from(skip),
+        ..read(3 * n + skip, 600 - 256 * skip)
+    };
+    for n in 1..5 {
+        for skip in 0..3 {
+            let r = b.expect(&again(n, skip));
+            let Outcome::Verdict(v) = r.0 else { panic!("{r:?}") };
+            assert_eq!((v.action, v.read, v.psn), (REWIND, n as u8, 3 * n + skip));
+        }
+    }
+    let dropped = (Outcome::Silent, Some(Reject::Duplicate), true);
+    assert_eq!(b.expect(&again(0, 0)), dropped, "no longer kept");
+    assert_eq!(b.expect(&Packet { va: 0x10_1001, ..again(1, 0) }), dropped);
+    assert_eq!(b.expect(&Packet { rkey: KEY ^ 1, ..again(1, 0) }), dropped);
+    assert_eq!(b.expect(&Packet { dma_length: 601, ..again(1, 0) }), dropped);
+    assert_eq!(b.expect(&Packet { dma_length: 599, ..again(1, 0) }), dropped, "less than to its end");
+    assert_eq!(b.expect(&Packet { length: 4, ..again(1, 0) }).1, Some(Reject::BadLength));
+    // it arms the NAK, takes no place and no PSN
+    assert_eq!(syndrome(b.expect(&read(16, 5))), (0x60, 15, false));
+    assert_eq!(action(&b.expect(&again(4, 0))), REWIND);
+    assert_eq!(syndrome(b.expect(&read(16, 5))), (0x60, 15, false));
+    let Outcome::Verdict(v) = b.expect(&read(15, 5)).0 else { panic!() };
+    assert_eq!((v.action, v.read), (RESPOND, 5));
+    // another life of the QP knows nothing of it
+    b.start(0, qp(100));
+    assert_eq!(b.expect(&again(4, 0)), dropped);
+}
+
 #[test]
 fn an_acknowledgement_goes_to_acknowledge() {
     let mut b = Bench::new();
@@ -906,7 +1127,7 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
     let mtu = 128u16 << q.rights.path_mtu;
     let long = pick.one_in(2);
     let opcode = match q.open {
-        Open::None => pick.of(if long { &[0x00u8, 0x06] } else { &[0x04, 0x05, 0x0a, 0x0b] }),
+        Open::None => pick.of(if long { &[0x00u8, 0x06, 0x0c] } else { &[0x04, 0x05, 0x0a, 0x0b] }),
         Open::Send { .. } => pick.of(if long { &[0x01u8] } else { &[0x02, 0x03] }),
         Open::Write { remaining, .. } => {
             pick.of(if remaining > u64::from(mtu) { &[0x07u8] } else { &[0x08, 0x09] })
@@ -915,10 +1136,15 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
     let full = matches!(opcode, 0 | 1 | 6 | 7);
     let length = match (full, q.open) {
         (true, _) => mtu,
+        _ if opcode == 0x0c => 0,
         (_, Open::Write { remaining, .. }) => remaining as u16,
         _ => pick.below(u64::from(mtu)) as u16 + u16::from(matches!(opcode, 2 | 3)),
     };
-    let dma_length = if opcode == 6 { u32::from(mtu) + 1 + pick.below(600) as u32 } else { length.into() };
+    let dma_length = match opcode {
+        6 => u32::from(mtu) + 1 + pick.below(600) as u32,
+        0x0c => pick.below(3000) as u32,
+        _ => length.into(),
+    };
     let mut p = Packet {
         qpn,
         opcode,
@@ -936,6 +1162,15 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
         msn: pick.word() as u32 & MASK,
         ..packet(0, 0, 0)
     };
+    if opcode == 0x0c && !q.reads.is_empty() && pick.one_in(2) {
+        // one of the last again, whole or from its middle
+        let r = q.reads[q.reads.len() - 1 - pick.below(q.reads.len().min(20) as u64) as usize];
+        let skip = pick.below(u64::from(r.packets)) as u32;
+        p.psn = (r.psn + skip) & MASK;
+        p.va = r.va + u64::from(skip) * u64::from(mtu);
+        p.rkey = r.rkey;
+        p.dma_length = r.length - skip * u32::from(mtu);
+    }
     let near = |p: u32, d: i64| (i64::from(p) + d).rem_euclid(1 << 24) as u32;
     match pick.below(40) {
         0..=2 => p.psn = near(p.psn, -1 - pick.below(5) as i64),
@@ -969,6 +1204,8 @@ fn any_sequence_of_packets_gets_the_verdicts_of_the_rules() {
             q.rights.path_mtu = 1 + pick.below(3) as u8;
             q.rights.min_rnr_timer = pick.below(32) as u8;
             q.producer = 3;
+            q.rights.max_dest_rd_atomic = pick.of(&[1, 4, 16]);
+            q.log_ring = pick.below(5) as u8;
             b.start(i, q);
         };
         for i in 0..4 {
@@ -982,6 +1219,13 @@ fn any_sequence_of_packets_gets_the_verdicts_of_the_rules() {
             let got = b.judge(&p);
             assert_eq!(got, want, "seed {seed}, step {n}: {p:?}");
             *seen.entry(format!("{:?}", got.1)).or_insert(0u32) += 1;
+            for i in 0..4 {
+                let q = &mut b.model.qps[i];
+                if q.answered < q.reads.len() && pick.one_in(3) {
+                    q.answered += 1;
+                    b.load();
+                }
+            }
             if pick.one_in(3) {
                 let q = &mut b.model.qps[pick.below(4) as usize];
                 q.producer = q.producer.max(q.rq_next).wrapping_add(1);

@@ -31,6 +31,8 @@ struct Bench {
     now: u64,
     done: Vec<Done>,
     wakes: Vec<u32>,
+    /// QP and `ibv_event_type`.
+    events: Vec<(u64, u64)>,
     rejects: Vec<Reject>,
     stage: Vec<StageCounter>,
     /// One in this many clocks complete takes a CQE.
@@ -65,6 +67,7 @@ impl Bench {
             now: 1000,
             done: vec![],
             wakes: vec![],
+            events: vec![],
             rejects: vec![],
             stage: vec![],
             slow: 1,
@@ -117,6 +120,11 @@ impl Bench {
         s.poke("now", self.now);
         s.poke("completion_ready", u64::from(ready));
         s.poke("wake_ready", 1);
+        s.poke("event_ready", u64::from(ready));
+        if ready && s.peek("event_valid") == 1 {
+            assert_eq!((s.peek("event_kind"), s.peek("event_eq")), (2, 0));
+            self.events.push((s.peek("event_object"), s.peek("event_event")));
+        }
         if ready && s.peek("completion_valid") == 1 {
             let mut get = |n: &str| s.peek(&format!("completion_{n}"));
             assert_eq!(get("cq"), 10 + get("qp"));
@@ -183,7 +191,13 @@ impl Bench {
         self.give("response", &fields);
     }
     fn fault(&mut self, qp: u32, wqe: u16, status: u8) {
-        self.give("fault", &[("qp", qp.into()), ("wqe_index", wqe.into()), ("status", status.into())]);
+        let fields =
+            [("qp", qp.into()), ("wqe_index", wqe.into()), ("status", status.into()), ("responds", 0)];
+        self.give("fault", &fields);
+    }
+    /// A READ of the peer could not be answered.
+    fn unanswered(&mut self, qp: u32, status: u8) {
+        self.give("fault", &[("qp", qp.into()), ("status", status.into()), ("responds", 1)]);
     }
     fn tx(&self, qp: u32) -> Word {
         let mut w = Word::new(TX);
@@ -588,6 +602,34 @@ fn a_local_fault_waits_for_its_turn_and_the_oldest_counts() {
     b.respond(2, 0, ACK);
     b.fault(2, 0, 4);
     assert_eq!((b.status(), b.requester(2).get("fault")), (vec![(0, 0)], 0));
+}
+
+#[test]
+fn a_read_that_cannot_be_answered_ends_the_qp_with_an_event_and_without_a_completion() {
+    // key: QP_ACCESS_ERR; memory: QP_FATAL
+    for (status, event) in [(10, 3), (11, 1)] {
+        let mut b = Bench::new();
+        b.slow = 3;
+        b.send(0, 2, true, 0);
+        b.respond(0, 0, ACK);
+        assert_eq!(b.requester(0).get("armed"), 1);
+        b.unanswered(0, status);
+        // and what follows it
+        b.unanswered(0, status);
+        b.run(20);
+        assert_eq!((b.events.clone(), b.status()), (vec![(0, event)], vec![]));
+        let r = b.requester(0);
+        assert_eq!((r.get("halt"), r.get("armed"), r.get("una_psn"), r.get("fault")), (1, 0, 1, 0));
+        b.respond(0, 1, ACK);
+        assert_eq!((b.status(), b.rejects.clone()), (vec![], vec![Reject::QpHalted]));
+        assert_eq!(b.requester(1).get("halt"), 0);
+    }
+    // one that only receives has READs to answer, too
+    let mut b = Bench::with(|rights| rights.state = QpState::Rtr as u8);
+    b.unanswered(2, 10);
+    b.run(20);
+    assert_eq!((b.events.clone(), b.requester(2).get("halt")), (vec![(2, 3)], 1));
+    b.settle();
 }
 
 #[test]

@@ -104,6 +104,7 @@ struct Slot {
     opcode: u64,
     psn: u64,
     length: u64,
+    syndrome: u64,
     address: u64,
 }
 
@@ -116,11 +117,21 @@ struct Packet {
     offset: u64,
     length: u64,
     sges: Vec<Sge>,
+    responds: bool,
 }
 
 impl Packet {
     fn new(psn: u64, length: u64, sges: &[Sge]) -> Packet {
-        Packet { qp: 7, opcode: 0x04, psn, wqe: psn & 0xffff, offset: 0, length, sges: sges.to_vec() }
+        Packet {
+            qp: 7,
+            opcode: 0x04,
+            psn,
+            wqe: psn & 0xffff,
+            offset: 0,
+            length,
+            sges: sges.to_vec(),
+            responds: false,
+        }
     }
 }
 
@@ -130,6 +141,10 @@ struct Bench {
     reads: Vec<Read>,
     slots: VecDeque<Slot>,
     faults: Vec<(u64, u64, u64)>,
+    /// Whether each fault is that of a READ response.
+    responding: Vec<bool>,
+    /// Packets that have left, by `gone`.
+    gone: u64,
     rejects: Vec<u64>,
     queue: VecDeque<Option<Packet>>,
     clocks: u64,
@@ -166,6 +181,8 @@ impl Bench {
             reads: vec![],
             slots: VecDeque::new(),
             faults: vec![],
+            responding: vec![],
+            gone: 0,
             rejects: vec![],
             queue: VecDeque::new(),
             clocks: 0,
@@ -207,6 +224,8 @@ impl Bench {
                 ("wqe_index", p.wqe),
                 ("offset", p.offset),
                 ("length", p.length),
+                ("syndrome", 0x1f),
+                ("responds", u64::from(p.responds)),
             ] {
                 s.poke(&format!("segment_{f}"), v);
             }
@@ -227,15 +246,17 @@ impl Bench {
             let mut get = |f: &str| s.peek(&format!("slot_packet_{f}"));
             let (qp, fence) = (get("qp"), get("fence") == 1);
             let (opcode, psn, length) = (get("opcode"), get("psn"), get("length"));
-            let address = s.peek("slot_address");
-            self.slots.push_back(Slot { qp, fence, opcode, psn, length, address });
+            let (syndrome, address) = (get("syndrome"), s.peek("slot_address"));
+            self.slots.push_back(Slot { qp, fence, opcode, psn, length, syndrome, address });
         }
         if s.peek("fault_valid") == 1 && s.peek("fault_ready") == 1 {
             self.faults.push((s.peek("fault_qp"), s.peek("fault_wqe_index"), s.peek("fault_status")));
+            self.responding.push(s.peek("fault_responds") == 1);
         }
         if s.peek("count_valid") == 1 {
             self.rejects.push(s.peek("count_index"));
         }
+        self.gone += s.peek("gone");
         let mr = s.peek("read_mr") as usize;
         s.clock();
         s.poke_bits("mr_word", &Bits::from_bytes(256, &self.mrs[mr].pack()));
@@ -337,6 +358,10 @@ fn payload_lies_in_the_lane_where_the_headers_end() {
         (0x09, 58),
         (0x0a, 70),
         (0x0b, 74),
+        (0x0d, 58),
+        (0x0e, 54),
+        (0x0f, 58),
+        (0x10, 58),
     ] {
         let p = Packet { opcode, ..Packet::new(1, 9, &[b.sge(5, 100, 9)]) };
         b.queue.push_back(Some(p.clone()));
@@ -408,6 +433,71 @@ fn a_piece_is_one_read_at_the_iova_of_its_region() {
         Read { iova: iova(6, 0), length: 20, address: 26, id: 0 },
     ];
     assert_eq!(b.reads, want);
+}
+
+#[test]
+fn a_read_response_wants_remote_read_and_its_fault_leaves_in_order_as_a_nak() {
+    let (key, memory) = (WcStatus::RemAccessErr as u64, WcStatus::RemOpErr as u64);
+    // rights of the region, tag of the key, the read fails
+    for (access, wrong_tag, fails, want) in [
+        (4u8, 0, false, None),
+        (3, 0, false, Some((key, 0x62, Reject::SglKey))),
+        (4, 1, false, Some((key, 0x62, Reject::SglKey))),
+        (4, 0, true, Some((memory, 0x63, Reject::GatherFailed))),
+    ] {
+        let mut b = Bench::new();
+        b.mrs[6].access = access;
+        let mut sge = b.sge(6, 9, 100);
+        sge.lkey ^= wrong_tag;
+        let before = Packet::new(1, 50, &[b.sge(5, 0, 50)]);
+        let response = Packet { opcode: 0x0d, responds: true, ..Packet::new(2, 100, &[sge]) };
+        let after = Packet::new(3, 60, &[b.sge(5, 0, 60)]);
+        for p in [&before, &response, &after] {
+            b.queue.push_back(Some(p.clone()));
+        }
+        // packetise and acknowledge take their time
+        b.s.poke("slot_ready", 0);
+        b.s.poke("fault_ready", 0);
+        b.settle();
+        while let Some(n) = (0..b.reads.len()).next_back() {
+            let failed = fails && b.reads[n].id == 1;
+            b.deliver(n, failed);
+        }
+        b.settle();
+        assert_eq!((b.slots.len(), b.faults.len(), b.gone), (0, 0, 0));
+        b.s.poke("slot_ready", 1);
+        b.settle();
+        // nothing passes a fault that nobody has taken
+        assert_eq!(b.slots.len(), if want.is_some() { 1 } else { 3 });
+        b.s.poke("fault_ready", 1);
+        b.settle();
+        let slots: Vec<Slot> = b.slots.drain(..).collect();
+        assert_eq!(slots.iter().map(|s| s.psn).collect::<Vec<_>>(), [1, 2, 3]);
+        let middle = &slots[1];
+        match want {
+            None => {
+                assert_eq!((middle.opcode, middle.syndrome, middle.length), (0x0d, 0x1f, 100));
+                assert!(b.faults.is_empty());
+            }
+            Some((status, syndrome, reject)) => {
+                assert_eq!((middle.opcode, middle.syndrome, middle.length), (0x11, syndrome, 0));
+                assert_eq!((b.faults[0].0, b.faults[0].2, b.responding[0]), (7, status, true));
+                assert_eq!((b.faults.len(), b.rejects.clone()), (1, vec![reject as u64]));
+            }
+        }
+        for (slot, p) in slots.iter().zip([&before, &response, &after]) {
+            let bytes = b.take(slot);
+            assert!(slot.opcode == 0x11 || bytes == b.payload(p), "PSN {}", p.psn);
+        }
+        b.settle();
+        assert_eq!((b.gone, b.s.peek("idle")), (3, 1), "all room is free again");
+    }
+    // nothing is asked of the key of nothing
+    let mut b = Bench::new();
+    let nothing = Sge { addr: 1, length: 0, lkey: 0xffff_ffff };
+    let p = Packet { opcode: 0x10, responds: true, ..Packet::new(1, 0, &[nothing]) };
+    assert_eq!(b.one(&p), []);
+    assert!(b.faults.is_empty());
 }
 
 #[test]

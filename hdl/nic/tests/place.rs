@@ -16,6 +16,8 @@ const WRITE: u64 = 1;
 const SEND: u64 = 2;
 const REACK: u64 = 3;
 const NAK: u64 = 4;
+const RESPOND: u64 = 5;
+const REWIND: u64 = 6;
 const QPS: usize = 4;
 const RQ_BASE: u64 = 0x9000_0000;
 const LOG_DEPTH: u8 = 4;
@@ -37,6 +39,8 @@ struct Verdict {
     iova: u64,
     relaxed: bool,
     wqe: Option<u16>,
+    /// Number of a READ.
+    read: u16,
     offset: u32,
     length: u32,
     address: u32,
@@ -242,7 +246,7 @@ impl Bench {
                 ("syndrome", v.syndrome.into()),
                 ("iova", v.iova),
                 ("relaxed", v.relaxed.into()),
-                ("wqe_index", v.wqe.unwrap_or(0).into()),
+                ("wqe_index", v.wqe.unwrap_or(v.read).into()),
                 ("uses_wqe", v.wqe.is_some().into()),
                 ("offset", v.offset.into()),
                 ("length", v.length.into()),
@@ -600,6 +604,76 @@ fn a_wqe_that_cannot_be_read_is_an_operational_error() {
     b.offer(send(0, 500, 0, 64));
     b.settle();
     assert_eq!((b.tail(0), b.done[1].3), ((0x1f, 500, 1), 0));
+}
+
+/// A READ with its number.
+fn read(qp: u32, psn: u32, read: u16) -> Verdict {
+    Verdict { action: RESPOND, qp, psn, read, first: true, last: true, ack_req: true, ..Verdict::default() }
+}
+fn rewind(qp: u32, psn: u32, number: u16) -> Verdict {
+    Verdict { action: REWIND, ..read(qp, psn, number) }
+}
+
+#[test]
+fn a_read_is_answered_when_everything_before_it_is_written() {
+    let mut b = Bench::new(1);
+    b.write_latency = 200;
+    b.offer(write(0, 100, 0x1000, 8));
+    b.offer(read(0, 101, 0));
+    b.offer(read(1, 100, 0));
+    b.run(150);
+    assert_eq!((b.pieces.len(), b.placed(0).get("res_head"), b.wakes.len()), (1, 0, 0));
+    b.settle();
+    let p = b.placed(0);
+    // it counts as a message, is no tail, and is not what a duplicate is acknowledged with
+    assert_eq!((p.get("res_head"), p.get("msn"), p.get("psn")), (1, 2, 100));
+    assert_eq!((b.tail(0), p.get("tail_seq")), ((0x1f, 100, 1), 1));
+    assert_eq!((b.placed(1).get("res_head"), b.placed(1).get("tail_seq")), (1, 0));
+    assert_eq!((b.wakes.clone(), b.released.clone()), (vec![0, 0, 1], vec![36]));
+    // behind a SEND whose WQE is on its way
+    b.latency = (400, 401);
+    b.post(0, &[sge(0x10_0000, 64)]);
+    b.offer(send(0, 102, 0, 64));
+    b.offer(read(0, 103, 1));
+    b.run(200);
+    assert_eq!(b.placed(0).get("res_head"), 1);
+    b.settle();
+    assert_eq!((b.placed(0).get("res_head"), b.placed(0).get("msn"), b.tail(0)), (2, 4, (0x1f, 102, 3)));
+    // of a QP that has met a fatal NAK: nothing
+    b.offer(Verdict { action: NAK, syndrome: 0x61, fatal: true, ..write(0, 104, 0, 0) });
+    b.offer(read(0, 104, 2));
+    b.offer(rewind(0, 101, 0));
+    b.settle();
+    assert_eq!((b.placed(0).get("res_head"), b.placed(0).get("rewind_seq")), (2, 0));
+    assert_eq!(b.rejects, [Reject::QpHalted, Reject::QpHalted]);
+}
+
+#[test]
+fn of_two_duplicate_reads_that_segment_has_not_seen_the_older_remains() {
+    let mut b = Bench::new(1);
+    b.start(0, 0xff_ff00);
+    let asked = |b: &Bench| {
+        let p = b.placed(0);
+        (p.get("rewind_seq"), p.get("rewind_index"), p.get("rewind_psn"))
+    };
+    for (number, psn, want) in [
+        (7, 0xff_fff0, (1, 7, 0xff_fff0)),
+        (9, 3, (2, 7, 0xff_fff0)),
+        (5, 0xff_ffe0, (3, 5, 0xff_ffe0)),
+        (5, 0xff_ffe1, (4, 5, 0xff_ffe0)),
+    ] {
+        b.offer(rewind(0, psn, number));
+        b.settle();
+        assert_eq!(asked(&b), want);
+    }
+    assert_eq!((b.wakes.len(), b.placed(0).get("msn"), b.placed(0).get("tail_seq")), (4, 0, 0));
+    // segment has obeyed: the next stands alone
+    b.rams[3].words[0] = Word::new(TX).with("res_rewind", 4).bits();
+    b.offer(rewind(0, 3, 9));
+    b.settle();
+    assert_eq!(asked(&b), (5, 9, 3));
+    b.start(0, 0);
+    assert_eq!(asked(&b), (0, 0, 0));
 }
 
 #[test]

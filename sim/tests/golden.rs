@@ -41,6 +41,10 @@ impl Frame {
         matches!(self.opcode().row().kind, Kind::Send | Kind::Write)
     }
 
+    fn is_read(&self) -> bool {
+        self.opcode().row().kind == Kind::Read
+    }
+
     fn answer(&self) -> Option<(u32, u8, u32)> {
         let aeth = self.packet.aeth.filter(|_| self.opcode() == Opcode::RcAcknowledge)?;
         Some((self.packet.bth.psn, aeth.syndrome, aeth.msn))
@@ -78,8 +82,7 @@ fn other(side: Ipv4Addr) -> Ipv4Addr {
 }
 
 fn mtu(frames: &[Frame]) -> PathMtu {
-    let first =
-        frames.iter().find(|frame| frame.is_request() && frame.opcode().row().position == Position::First);
+    let first = frames.iter().find(|frame| frame.opcode().row().position == Position::First);
     let bytes = first.map_or(1024, |frame| frame.packet.payload.len() as u32);
     *PathMtu::ALL.iter().find(|mtu| mtu.bytes() == bytes).expect("a path MTU")
 }
@@ -104,7 +107,8 @@ fn normal(frame: &[u8]) -> Vec<u8> {
 }
 
 fn first_psn(frames: &[Frame], from: Ipv4Addr) -> u32 {
-    frames.iter().find(|frame| frame.from() == from && frame.is_request()).map_or(0, |f| f.packet.bth.psn)
+    let asks = |frame: &&Frame| frame.from() == from && (frame.is_request() || frame.is_read());
+    frames.iter().find(asks).map_or(0, |f| f.packet.bth.psn)
 }
 
 /// The messages that `side` sent, put together from the first transmission of each PSN.
@@ -149,6 +153,8 @@ fn stand_in(name: &str, frames: &[Frame], side: Ipv4Addr, peer: Option<Endpoint>
     let gid = host::Gid::from(other(side));
     let mut attr = usual(gid, qpn(frames, other(side)), end.psn, first_psn(frames, other(side)));
     attr.path_mtu = mtu(frames);
+    attr.access |= Access::REMOTE_READ;
+    attr.max_dest_rd_atomic = 16;
     attr.av.traffic_class = frames[0].packet.ip.dscp << 2;
     let rnr = frames.iter().filter_map(|f| f.packet.aeth).find(|aeth| aeth.syndrome >> 5 == 1);
     attr.min_rnr_timer = rnr.map_or(12, |aeth| aeth.syndrome & 0x1f);
@@ -156,10 +162,10 @@ fn stand_in(name: &str, frames: &[Frame], side: Ipv4Addr, peer: Option<Endpoint>
     (story, end)
 }
 
-/// The ranges that the WRITEs to `side` name, by key.
+/// The ranges that the WRITEs and READs to `side` name, by key.
 fn ranges(frames: &[Frame], side: Ipv4Addr) -> BTreeMap<u32, (u64, u64)> {
     let mut ranges: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-    for reth in frames.iter().filter(|f| f.from() != side && f.is_request()).filter_map(|f| f.packet.reth) {
+    for reth in frames.iter().filter(|f| f.from() != side).filter_map(|f| f.packet.reth) {
         let end = reth.va + u64::from(reth.dma_length);
         let range = ranges.entry(reth.rkey).or_insert((reth.va, end));
         *range = (range.0.min(reth.va), range.1.max(end));
@@ -266,7 +272,7 @@ fn answers(
         .into_iter()
         .map(|(key, (from, to))| {
             let length = ((to - from) as usize - short).max(1);
-            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
             (key, (from, end.pd.allocate(length, rights).expect("allocate")))
         })
         .collect();
@@ -282,7 +288,7 @@ fn answers(
                 end.qp.post_recv(&[CardRecv::new(wr_id, &[])]).expect("post receive");
             }
         }
-        if frame.from() == side || !frame.is_request() || lost.contains(&(i + 1)) {
+        if frame.from() == side || !(frame.is_request() || frame.is_read()) || lost.contains(&(i + 1)) {
             continue;
         }
         let mut packet = frame.packet.clone();
@@ -298,7 +304,7 @@ fn answers(
     let found = story.packets();
     found
         .iter()
-        .filter(|seen| seen.from == Side::A)
+        .filter(|seen| seen.from == Side::A && seen.packet.opcode() == Some(Opcode::RcAcknowledge))
         .filter_map(|seen| {
             let aeth = seen.packet.aeth?;
             Some((seen.packet.bth.psn, aeth.syndrome, aeth.msn))
@@ -350,8 +356,147 @@ fn the_card_answers_captured_requests_as_the_kernel_did() {
     }
 }
 
+/// A responder of captured READs: the card in the place of `side`, its memory as it was.
+struct Library {
+    story: Story,
+    end: End,
+    frames: Vec<Frame>,
+    side: Ipv4Addr,
+    regions: BTreeMap<u32, (u64, Mr)>,
+}
+
+impl Library {
+    fn open(name: &str, side: Ipv4Addr) -> Library {
+        let frames = capture(name);
+        let (story, end) = stand_in(&format!("golden_{name}_reads"), &frames, side, None);
+        let mut regions = BTreeMap::new();
+        for (key, (from, to)) in ranges(&frames, side) {
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let region = end.pd.allocate((to - from) as usize, rights).expect("allocate");
+            regions.insert(key, (from, region));
+        }
+        Library { story, end, frames, side, regions }
+    }
+
+    /// The responses to the READ in frame `i`, as captured first.
+    fn responses(&self, i: usize) -> impl Iterator<Item = &Frame> {
+        let request = &self.frames[i].packet;
+        let length = request.reth.expect("a READ has one").dma_length;
+        let (psn, count) = (request.bth.psn, length.div_ceil(mtu(&self.frames).bytes()).max(1));
+        (0..count as i32).map(move |n| {
+            let wanted = psn.wrapping_add_signed(n) & 0xff_ffff;
+            let mine = self.frames.iter().filter(|frame| frame.from() == self.side);
+            mine.filter(|frame| frame.opcode() != Opcode::RcAcknowledge)
+                .find(|frame| frame.packet.bth.psn == wanted)
+                .expect("every READ was answered")
+        })
+    }
+
+    /// Memory is what the peer got, but for what its WRITEs will bring.
+    fn fill(&self) {
+        for i in (0..self.frames.len()).filter(|i| self.frames[*i].is_read()) {
+            let reth = self.frames[i].packet.reth.expect("a READ has one");
+            let bytes: Vec<u8> = self.responses(i).flat_map(|frame| frame.packet.payload.clone()).collect();
+            let (from, region) = &self.regions[&reth.rkey];
+            region.write((reth.va - from) as usize, &bytes).expect("the range is the capture's");
+        }
+        for reth in
+            self.frames.iter().filter(|frame| frame.is_request()).filter_map(|frame| frame.packet.reth)
+        {
+            let (from, region) = &self.regions[&reth.rkey];
+            let nothing = vec![0; reth.dma_length as usize];
+            region.write((reth.va - from) as usize, &nothing).expect("the range is the capture's");
+        }
+    }
+
+    /// The peer's request in frame `i` comes again; what the card sent from then on.
+    fn ask(&mut self, i: usize) -> Vec<Vec<u8>> {
+        let before = lock(&self.story.room).sights().len();
+        let mut packet = self.frames[i].packet.clone();
+        packet.bth.dest_qp = self.end.qp.number();
+        if let Some(reth) = &mut packet.reth {
+            let (from, region) = &self.regions[&reth.rkey];
+            reth.va = region.addr() + (reth.va - from);
+            reth.rkey = region.rkey();
+        }
+        lock(&self.story.room).inject(Side::B, &packet.build()).expect("inject");
+        self.story.wait(30 * US);
+        let room = lock(&self.story.room);
+        let sights = room.sights()[before..].iter().filter(|sight| sight.from == Side::A);
+        sights.map(|sight| sight.frame.bytes[..sight.frame.bytes.len() - 4].to_vec()).collect()
+    }
+}
+
+#[test]
+fn the_card_answers_captured_reads_with_the_same_bytes() {
+    for (name, lost, least) in [
+        ("rc_read_bw", &[][..], 25),
+        ("rc_read_mtu4096", &[], 15),
+        ("rc_read_dropreq", &[1], 21),
+        // a WRITE, and a READ of what it wrote; in the first before atomics
+        ("v_mix", &[], 4),
+        ("v_psn_wrap", &[], 6),
+    ] {
+        let mut library = Library::open(name, A);
+        let frames = &library.frames;
+        let atomic = |frame: &Frame| frame.opcode().row().kind == Kind::Atomic;
+        let end = frames.iter().position(atomic).unwrap_or(frames.len());
+        let requests: Vec<usize> = (0..end).filter(|i| frames[*i].from() != A).collect();
+        library.fill();
+        let mut ours = Vec::new();
+        for i in requests.into_iter().filter(|i| !lost.contains(&(i + 1))) {
+            ours.extend(library.ask(i));
+        }
+        let is_theirs = |frame: &&Frame| frame.from() == A && frame.opcode() != Opcode::RcAtomicAcknowledge;
+        let theirs: Vec<&Frame> = library.frames.iter().filter(is_theirs).take(ours.len()).collect();
+        assert!(ours.len() >= least, "{name}: only {} frames", ours.len());
+        for (mine, frame) in ours.iter().zip(theirs) {
+            assert_eq!(normal(mine), normal(&frame.bytes), "{name}: PSN {}", frame.packet.bth.psn);
+        }
+        if lost.is_empty() {
+            library.story.no_other_events();
+        }
+    }
+}
+
+#[test]
+fn a_captured_read_asked_again_from_its_middle_is_answered_from_there() {
+    let mut library = Library::open("rc_read_dropresp", A);
+    library.fill();
+    let mut first = BTreeMap::new();
+    let requests: Vec<usize> = (0..library.frames.len()).filter(|i| library.frames[*i].is_read()).collect();
+    let (mut again, mut from_middle) = (0, 0);
+    for i in requests {
+        let psn = library.frames[i].packet.bth.psn;
+        let answer = library.ask(i);
+        let expected: Vec<(u32, Vec<u8>)> =
+            library.responses(i).map(|frame| (frame.packet.bth.psn, frame.packet.payload.clone())).collect();
+        let found: Vec<Packet> = answer.iter().map(|bytes| Packet::parse(bytes).expect("a packet")).collect();
+        let had = |packet: &Packet| (packet.bth.psn, packet.payload.clone());
+        assert_eq!(found[..expected.len()].iter().map(had).collect::<Vec<_>>(), expected);
+        if first.contains_key(&psn) {
+            again += 1;
+            from_middle += u32::from(first[&psn] != Opcode::RcReadResponseFirst);
+            // it begins like an answer, wherever it stands
+            assert_eq!(found[0].opcode(), Some(Opcode::RcReadResponseFirst));
+        } else {
+            assert_eq!(found.len(), expected.len(), "nothing else was asked for");
+            let theirs = library.responses(i).map(|frame| normal(&frame.bytes));
+            assert_eq!(
+                answer.iter().map(|mine| normal(mine)).collect::<Vec<_>>(),
+                theirs.collect::<Vec<_>>()
+            );
+        }
+        first.extend(found.iter().map(|packet| (packet.bth.psn, packet.opcode().expect("known"))));
+    }
+    assert_eq!((again, from_middle), (4, 1));
+    library.story.announce(0, host::Reject::Duplicate, 4);
+    library.story.no_other_events();
+}
+
 #[test]
 fn the_card_refuses_what_the_kernel_refused() {
+    assert_eq!(answers("v_bad_rkey_read", A, &[], 1, 0, 0, false), theirs("v_bad_rkey_read", A));
     assert_eq!(answers("v_bad_rkey_write", A, &[], 1, 0, 0, false), theirs("v_bad_rkey_write", A));
     // The kernel of that day said 0x63 where the rule says 0x61; PSN and MSN agree.
     assert_eq!(theirs("v_send_too_long", A), [(1_192_961, Syndrome::NAK_REMOTE_OPERATION, 0)]);

@@ -41,6 +41,7 @@ mod event;
 pub mod exchange;
 mod mr;
 pub mod qp;
+mod ranges;
 
 pub use address::{Gid, Mac, Neighbours, StaticNeighbours};
 pub use backend::{Backend, Bar, Memory};

@@ -512,6 +512,53 @@ fn modify_needs_exactly_the_transitions_attributes_and_changes_nothing_otherwise
 }
 
 #[test]
+fn each_qp_has_its_own_places_for_reads_owed_until_it_is_reset_or_gone() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let connect = |end: &End, depth| {
+        let attr = QpAttr {
+            dest_qpn: 2,
+            av: AddressVector::to(context.gids()[0]),
+            max_dest_rd_atomic: depth,
+            ..QpAttr::default()
+        };
+        end.qp.connect_with(&attr)
+    };
+    let place = |end: &End| {
+        let queues = world.cards()[0].qp_context(end.qp.number()).expect("it exists").queues;
+        (queues.response_base, queues.response_log_size)
+    };
+    let end = || End::new(&context, |init| QpInit { max_send_wr: 1, max_recv_wr: 1, ..init });
+    let mut all: Vec<End> = (0..16).map(|_| end()).collect();
+    for (n, end) in all.iter().enumerate() {
+        connect(end, 9 + n as u8 % 8).expect("256 places are sixteen times 16");
+        assert_eq!(place(end), (16 * n as u16, 4));
+    }
+    // no place is left, but a QP without READs needs none
+    let (none, one) = (end(), end());
+    connect(&none, 0).expect("nothing is asked for");
+    let full = connect(&one, 1).expect_err("all are taken");
+    assert!(matches!(full, Error::Exhausted { object: "a place for READs owed to peers", limit: 256, .. }));
+    assert_eq!(one.qp.state(), QpState::Init);
+    // a reset gives its places back, a destroyed QP too
+    all[5].qp.modify(&QpAttr::default(), AttrMask::STATE).expect("to RESET");
+    let rtr = QpAttr { state: QpState::Rtr, av: AddressVector::to(context.gids()[0]), ..QpAttr::default() };
+    let mask = AttrMask::STATE
+        | AttrMask::AV
+        | AttrMask::PATH_MTU
+        | AttrMask::DEST_QPN
+        | AttrMask::RQ_PSN
+        | AttrMask::MAX_DEST_RD_ATOMIC
+        | AttrMask::MIN_RNR_TIMER;
+    one.qp.modify(&QpAttr { max_dest_rd_atomic: 3, ..rtr }, mask).expect("there is room again");
+    assert_eq!(place(&one), (80, 2));
+    all.remove(2);
+    connect(&all[4], 16).expect("of the one destroyed");
+    assert_eq!(place(&all[4]), (32, 4));
+    world.assert_no_faults();
+}
+
+#[test]
 fn an_armed_cq_tells_its_channel_once() {
     let world = World::new(1);
     let context = world.open(0);

@@ -22,6 +22,7 @@ use crate::cq::{Cq, CqShared, CqState};
 use crate::dma::DmaBuffer;
 use crate::exchange::Endpoint;
 use crate::mr::PdShared;
+use crate::ranges::Range;
 use crate::{Access, Attributes, Error, PathMtu, QpState, Result, Transport, WcOpcode, barrier};
 use contract::register::feature;
 use contract::{
@@ -275,6 +276,8 @@ struct Control {
     /// What the card has.
     context: QpContext,
     attr: QpAttr,
+    /// Where the card keeps READs owed to the peer.
+    responses: Option<Range>,
 }
 
 impl QpShared {
@@ -474,7 +477,7 @@ impl Qp {
             rq,
             send_cq: init.send_cq.shared.clone(),
             recv_cq: init.recv_cq.shared.clone(),
-            control: Mutex::new(Control { context, attr: QpAttr::default() }),
+            control: Mutex::new(Control { context, attr: QpAttr::default(), responses: None }),
         });
         shared.with_cqs(|each| each(&|_, state| state.attach(&shared)));
         lock(&inner.qps).insert(qpn, Arc::downgrade(&shared));
@@ -535,12 +538,26 @@ impl Qp {
         }
         self.check_values(attr, mask)?;
         let merged = merge(&control.attr, attr, mask, to);
-        let context = self.to_context(&control.context, &merged, mask)?;
+        let mut context = self.to_context(&control.context, &merged, mask)?;
         let arguments = Arguments {
             init_receive: from == QpState::Init && to == QpState::Rtr,
             init_send: from == QpState::Rtr && to == QpState::Rts,
             ..Arguments::default()
         };
+        let depth = merged.max_dest_rd_atomic;
+        if arguments.init_receive && depth > 0 {
+            // a former attempt may have failed
+            self.release_responses(&mut control);
+            let range = qp.inner.take_responses(depth.into())?;
+            control.responses = Some(range);
+            context.queues.response_base = range.base as u16;
+            context.queues.response_log_size = range.log_size as u8;
+        }
+        let held = control.responses.map_or(0, |range| 1 << range.log_size);
+        if mask.contains(AttrMask::MAX_DEST_RD_ATOMIC) && u32::from(depth) > held {
+            let allowed = format!("0..={held}, as taken at RTR");
+            return Err(range("modify a QP", "max_dest_rd_atomic", depth.into(), allowed));
+        }
         qp.write_context(&mut control, context, arguments)?;
         control.attr = merged;
         qp.state.store(to.code(), Ordering::Release);
@@ -556,6 +573,7 @@ impl Qp {
             let mut context = control.context;
             context.rights.state = QpState::Reset.code();
             qp.write_context(&mut control, context, Arguments { reset_all: true, ..Arguments::default() })?;
+            self.release_responses(&mut control);
             control.attr = QpAttr::default();
             qp.state.store(QpState::Reset.code(), Ordering::Release);
             qp.leave_error();
@@ -564,6 +582,12 @@ impl Qp {
             qp.rq.clear();
             Ok(())
         })
+    }
+
+    fn release_responses(&self, control: &mut Control) {
+        if let Some(range) = control.responses.take() {
+            lock(&self.shared.inner.responses).release(range);
+        }
     }
 
     fn check_values(&self, attr: &QpAttr, mask: AttrMask) -> Result<()> {
@@ -879,7 +903,7 @@ impl Drop for Qp {
         lock(&qp.inner.qps).remove(&qp.qpn);
         qp.with_cqs(|each| {
             // whoever still serves an event of this QP finds it in RESET and leaves it alone
-            let _control = lock(&qp.control);
+            let mut control = lock(&qp.control);
             let gone = qp.inner.destroy(CommandOpcode::DestroyQp, qp.qpn, &[&qp.sq.ring, &qp.rq.ring]);
             qp.state.store(QpState::Reset.code(), Ordering::Release);
             qp.leave_error();
@@ -888,6 +912,7 @@ impl Drop for Qp {
                 state.detach(qp.qpn);
             });
             if gone {
+                self.release_responses(&mut control);
                 qp.inner.release(Object::Qp, qp.qpn);
             }
         });

@@ -1,0 +1,273 @@
+//! The card as responder of READs; the requester is played here, packet by packet, so that it can be as odd as it likes.
+//!
+//! In: request packets at side B, whenever the story wants. Out: what the card sends, in the order of the wire. Packets
+//! are copies of a captured one with other fields.
+
+use contract::{Opcode, Reject, Syndrome, wire::psn_add};
+use host::{Access, AsyncEvent, Mr, QpState};
+use peer::Packet;
+use sim::{
+    backend::lock,
+    room::RoomConfig,
+    story::{A, B, End, Story, US, usual},
+};
+use std::{net::Ipv4Addr, time::Duration};
+
+const THEM: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const START: u32 = 0xff_fff0;
+const MTU: usize = 1024;
+
+/// A card with a QP, memory that may be read and written, and a requester that has no card.
+struct Library {
+    story: Story,
+    end: End,
+    memory: Mr,
+    template: Packet,
+    /// Next PSN of the requester.
+    psn: u32,
+}
+
+impl Library {
+    fn open(name: &str, depth: u8) -> Library {
+        let config = RoomConfig::example(1, sim::story::seed());
+        let mut story = Story::begin(name, config, None);
+        let host = story.start(0);
+        let end = story.qp(host, |_| {});
+        let mut attr = usual(THEM.into(), 7, end.psn, START);
+        attr.access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        attr.max_dest_rd_atomic = depth;
+        end.qp.connect_with(&attr).expect("connect");
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let memory = end.pd.allocate(1 << 20, rights).expect("allocate");
+        let capture = include_bytes!("../peer/tests/golden/rc_read_bw.pcap");
+        let length = u32::from_le_bytes(capture[32..36].try_into().expect("four bytes")) as usize;
+        let template = Packet::parse(&capture[40..40 + length]).expect("a READ request");
+        Library { story, end, memory, template, psn: START }
+    }
+
+    fn packet(&self, opcode: Opcode, psn: u32) -> Packet {
+        let mut packet = self.template.clone();
+        packet.bth.opcode = opcode.code();
+        packet.bth.psn = psn;
+        packet.bth.ack_req = true;
+        packet.bth.dest_qp = self.end.qp.number();
+        packet.reth = None;
+        packet
+    }
+
+    fn read_request(&self, psn: u32, at: usize, length: usize) -> Packet {
+        let mut packet = self.packet(Opcode::RcReadRequest, psn);
+        packet.reth = Some(contract::Reth {
+            va: self.memory.addr() + at as u64,
+            rkey: self.memory.rkey(),
+            dma_length: length as u32,
+        });
+        packet
+    }
+
+    fn inject(&self, packet: &Packet) {
+        lock(&self.story.room).inject(B, &packet.build()).expect("inject");
+    }
+
+    /// READs `length` bytes at `at`; the PSN of the request.
+    fn read(&mut self, at: usize, length: usize) -> u32 {
+        let psn = self.psn;
+        self.inject(&self.read_request(psn, at, length));
+        self.psn = psn_add(psn, length.div_ceil(MTU).max(1) as u32);
+        psn
+    }
+
+    /// WRITEs a packet.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let mut packet = self.read_request(self.psn, at, bytes.len());
+        packet.bth.opcode = Opcode::RcWriteOnly.code();
+        packet.payload = bytes.to_vec();
+        self.inject(&packet);
+        self.psn = psn_add(self.psn, 1);
+    }
+
+    /// SENDs a packet.
+    fn send(&mut self, bytes: &[u8]) {
+        let mut packet = self.packet(Opcode::RcSendOnly, self.psn);
+        packet.payload = bytes.to_vec();
+        self.inject(&packet);
+        self.psn = psn_add(self.psn, 1);
+    }
+
+    /// What the card sends from now on, for `span` ps.
+    fn hears(&mut self, span: u64) -> Vec<Packet> {
+        let before = self.story.packets().len();
+        self.story.wait(span);
+        let new = self.story.packets().split_off(before);
+        new.into_iter().filter(|seen| seen.from == A).map(|seen| seen.packet).collect()
+    }
+
+    fn notice(&self) -> Option<(AsyncEvent, u32)> {
+        let notice = self.end.context.async_event(Some(Duration::from_millis(10))).expect("no error");
+        notice.map(|notice| (notice.event, notice.object))
+    }
+}
+
+fn kind(packet: &Packet) -> Opcode {
+    packet.opcode().expect("a known opcode")
+}
+
+fn syndrome(packet: &Packet) -> u8 {
+    packet.aeth.expect("an answer").syndrome
+}
+
+/// The payload of the READ responses among these.
+fn payload<'a>(packets: impl IntoIterator<Item = &'a Packet>) -> Vec<u8> {
+    packets.into_iter().flat_map(|packet| packet.payload.clone()).collect()
+}
+
+#[test]
+fn a_read_sees_every_write_before_it() {
+    let mut library = Library::open("a_read_sees_every_write_before_it", 16);
+    let mut expected = Vec::new();
+    for n in 0..16usize {
+        // the same place again and again, next to each other on the wire
+        let bytes = library.story.bytes(64 + 60 * n);
+        library.write(5000 + 1024 * n, &bytes);
+        let psn = library.read(5000 + 1024 * n, bytes.len());
+        expected.push((psn, bytes));
+    }
+    let heard = library.hears(200 * US);
+    let answers: Vec<&Packet> =
+        heard.iter().filter(|packet| kind(packet) == Opcode::RcReadResponseOnly).collect();
+    let found: Vec<(u32, Vec<u8>)> =
+        answers.iter().map(|packet| (packet.bth.psn, packet.payload.clone())).collect();
+    assert_eq!(found, expected);
+    // each WRITE was acknowledged by its own ACK before, or by the response
+    let psns: Vec<u32> = heard.iter().map(|packet| packet.bth.psn.wrapping_sub(START) & 0xff_ffff).collect();
+    assert!(psns.is_sorted(), "{psns:?}");
+    for (n, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.aeth.expect("AETH").msn as usize, 2 * n + 2);
+    }
+    library.story.no_other_events();
+}
+
+#[test]
+fn what_follows_a_read_is_acknowledged_behind_its_last_response() {
+    let mut library = Library::open("what_follows_a_read_is_acknowledged_behind_its_last_response", 4);
+    library.end.receive(1, 0, 4096);
+    let bytes = library.story.bytes(20_000);
+    library.memory.write(0, &bytes).expect("it fits");
+    // a SEND that finds a receive, and one that does not
+    let first = library.read(0, 10_000);
+    library.send(b"after the first");
+    let second = library.read(10_000, 10_000);
+    library.send(b"no receive is left");
+    let heard = library.hears(200 * US);
+    let psns: Vec<u32> = heard.iter().map(|packet| packet.bth.psn).collect();
+    let refused = psn_add(library.psn, 0xff_ffff);
+    // the second READ acknowledges the SEND before it, if the ACK is not out already
+    let acks = heard.iter().filter(|packet| kind(packet) == Opcode::RcAcknowledge).count();
+    let mut want: Vec<u32> = (0..10).map(|i| psn_add(first, i)).collect();
+    if acks == 2 {
+        want.push(psn_add(first, 10));
+    }
+    want.extend((0..10).map(|i| psn_add(second, i)));
+    want.push(refused);
+    assert_eq!(psns, want);
+    assert_eq!(payload(&heard), bytes);
+    let last = heard.last().expect("the RNR NAK");
+    assert_eq!(
+        (kind(last), syndrome(last) >> 5, last.aeth.expect("AETH").msn),
+        (Opcode::RcAcknowledge, 1, 3)
+    );
+    library.story.completes(&library.end, 1);
+    // the receive comes, the SEND again
+    library.end.receive(2, 0, 4096);
+    library.psn = refused;
+    library.send(b"no receive is left");
+    let heard = library.hears(50 * US);
+    assert_eq!((heard.len(), heard[0].bth.psn, syndrome(&heard[0])), (1, refused, 0x1f));
+    library.story.completes(&library.end, 2);
+    library.story.announce(0, Reject::ReceiverNotReady, 1);
+    library.story.no_other_events();
+}
+
+#[test]
+fn one_read_too_many_is_refused_behind_those_that_were_granted() {
+    let mut library = Library::open("one_read_too_many_is_refused_behind_those_that_were_granted", 2);
+    let bytes = library.story.bytes(128 << 10);
+    library.memory.write(0, &bytes).expect("it fits");
+    let first = library.read(0, 64 << 10);
+    let second = library.read(64 << 10, 64 << 10);
+    let third = library.read(0, 5);
+    let heard = library.hears(400 * US);
+    assert_eq!((payload(&heard), heard.len()), (bytes, 129));
+    let (granted, refused) = heard.split_at(128);
+    let psns: Vec<u32> = granted.iter().map(|packet| packet.bth.psn).collect();
+    let of = |psn| (0..64).map(move |i| psn_add(psn, i));
+    assert_eq!(psns, of(first).chain(of(second)).collect::<Vec<_>>());
+    assert_eq!((refused[0].bth.psn, syndrome(&refused[0])), (third, Syndrome::NAK_INVALID_REQUEST));
+    assert_eq!(library.notice(), Some((AsyncEvent::QpReqErr, library.end.qp.number())));
+    library.story.announce(0, Reject::ReadDepth, 1);
+    library.story.no_other_events();
+}
+
+#[test]
+fn answered_reads_make_room_for_others() {
+    let mut library = Library::open("answered_reads_make_room_for_others", 2);
+    let bytes = library.story.bytes(3000);
+    library.memory.write(0, &bytes).expect("it fits");
+    for round in 0..20 {
+        for _ in 0..2 {
+            library.read(0, 3000);
+        }
+        let heard = library.hears(40 * US);
+        assert_eq!(payload(&heard), [bytes.clone(), bytes.clone()].concat(), "round {round}");
+    }
+    // what is no longer kept is not answered again, the last ones are
+    let old = psn_add(library.psn, 0x100_0000 - 9);
+    library.inject(&library.read_request(old, 0, 3000));
+    assert_eq!(library.hears(40 * US), []);
+    let last = psn_add(library.psn, 0x100_0000 - 2);
+    library.inject(&library.read_request(last, 1024, 3000 - 1024));
+    let heard = library.hears(40 * US);
+    assert_eq!((payload(&heard), heard[0].bth.psn), (bytes[1024..].to_vec(), last));
+    assert_eq!((kind(&heard[0]), kind(&heard[1])), (Opcode::RcReadResponseFirst, Opcode::RcReadResponseLast));
+    library.story.announce(0, Reject::Duplicate, 2);
+    library.story.no_other_events();
+}
+
+#[test]
+fn a_region_that_is_gone_when_its_read_is_answered_again_ends_the_qp() {
+    let mut library = Library::open("a_region_that_is_gone_when_its_read_is_answered_again_ends_the_qp", 4);
+    let psn = library.read(0, 3000);
+    assert_eq!(library.hears(40 * US).len(), 3);
+    let again = library.read_request(psn, 0, 3000);
+    let other = library.end.pd.allocate(4096, Access::LOCAL_WRITE).expect("allocate");
+    drop(std::mem::replace(&mut library.memory, other));
+    library.inject(&again);
+    let heard = library.hears(40 * US);
+    // nothing of the region; the first answer says why
+    assert_eq!(payload(&heard), [0u8; 0]);
+    assert_eq!((heard[0].bth.psn, syndrome(&heard[0])), (psn, Syndrome::NAK_REMOTE_ACCESS));
+    assert_eq!(library.notice(), Some((AsyncEvent::QpAccessErr, library.end.qp.number())));
+    assert_eq!(library.end.qp.state(), QpState::Err);
+    library.inject(&again);
+    assert_eq!(library.hears(40 * US), []);
+    library.story.announce(0, Reject::Duplicate, 1);
+    library.story.allow(0, Reject::SglKey);
+    library.story.allow(0, Reject::WrongQpState);
+    library.story.no_other_events();
+}
+
+#[test]
+fn reads_of_any_length_and_alignment_are_whole() {
+    let mut library = Library::open("reads_of_any_length_and_alignment_are_whole", 16);
+    let bytes = library.story.bytes(40_000);
+    library.memory.write(0, &bytes).expect("it fits");
+    for length in [0, 1, 2, 3, 4, 5, 63, 64, 1023, 1024, 1025, 2048, 4097, 30_000] {
+        for at in [0, 1, 3, 4093] {
+            library.read(at, length);
+            let heard = library.hears(60 * US);
+            assert_eq!(payload(&heard), bytes[at..at + length], "{length} bytes at {at}");
+            assert_eq!(heard.len(), length.div_ceil(MTU).max(1));
+        }
+    }
+    library.story.no_other_events();
+}

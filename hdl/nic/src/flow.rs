@@ -4,6 +4,7 @@
 //! transmit  doorbell -Wake-> schedule -Turn-> fetch -WorkItem-> segment -Segment-> gather -TransmitSlot-> packetise -FrameBeat-> mac
 //! receive   mac -FrameBeat-> parse/verify -Headers-> check -Verdict-> place -Completion-> complete -Event-> notify
 //!                                                     check -Response-> acknowledge -Completion-> complete
+//!                                                                       acknowledge -Scatter-> place -Placement-> acknowledge
 //! memory    fetch, gather, place, command -ReadRequest-> pcie read -ReadData, ReadDone->
 //!           place -PayloadWrite->, complete, notify, command -SmallWrite-> pcie write
 //! ```
@@ -216,7 +217,8 @@ pub struct PacketFields {
     pub length: Sig,
 }
 
-/// A local fault of a WQE under way: the requester must complete it in error. Or of a READ response: the QP is over.
+/// A local fault of a WQE under way: the requester must complete it in error. Or of a READ response: the QP is over. From
+/// place: with status 0 the data of that READ is in memory, whole.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Fault {
@@ -337,6 +339,8 @@ pub enum Action {
     Respond = 5,
     /// No payload: a duplicate READ; number `wqe_index` is to be answered again from `psn` on.
     Rewind = 6,
+    /// Inside place only: payload of a READ response, through the SGEs of the read list.
+    Data = 7,
 }
 
 /// check's judgement of a request.
@@ -398,6 +402,8 @@ pub struct Verdict {
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Response {
+    /// The fence token of a teardown, in order; nothing else holds.
+    pub fence: Sig,
     /// Which QP.
     #[shape(c.qp_bits())]
     pub qp: Sig,
@@ -413,6 +419,48 @@ pub struct Response {
     /// AETH MSN.
     #[shape(PSN)]
     pub msn: Sig,
+    /// Payload bytes (this and the next two of a READ response only).
+    #[shape(14)]
+    pub length: Sig,
+    /// Byte address of the payload in the packet buffer.
+    #[shape(c.packet_address_bits())]
+    pub address: Sig,
+    /// Slot to release when the payload is spent.
+    #[shape(c.packet_slot_bits())]
+    pub slot: Sig,
+}
+
+/// Payload of a READ response on its way to the SGEs of its READ.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Scatter {
+    /// The fence token of a teardown, in order; nothing else holds.
+    pub fence: Sig,
+    /// Not wanted: `slot` is to be released, nothing else.
+    pub discard: Sig,
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Entry of the read list with the SGEs.
+    #[shape(c.read_bits())]
+    pub entry: Sig,
+    /// First byte of the payload within the READ.
+    #[shape(32)]
+    pub offset: Sig,
+    /// Payload bytes.
+    #[shape(14)]
+    pub length: Sig,
+    /// Byte address of the payload in the packet buffer.
+    #[shape(c.packet_address_bits())]
+    pub address: Sig,
+    /// Slot to release when the payload is spent.
+    #[shape(c.packet_slot_bits())]
+    pub slot: Sig,
+    /// Ring index of the READ's WQE.
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// The READ ends here.
+    pub last: Sig,
 }
 
 /// A CQE to write.

@@ -337,6 +337,8 @@ impl Nic {
         acknowledge.response.take(&buffer("response_queue", c, 4, &check.response));
         acknowledge.fault.take(&merge("faults", c, &[&gather.fault, &segment.fault]));
         acknowledge.kick.take(&segment.kick);
+        place.data.take(&acknowledge.data);
+        acknowledge.placement.take(&place.placement);
         acknowledge.sent.set(segment.tx_write.enable);
         acknowledge.now.set(now);
         // a lost pulse costs a prefetch, not a receive: place reads what it misses
@@ -495,6 +497,13 @@ impl Nic {
             OwedRead::total_width(&()),
             &check.owed_write,
             vec![(check.owed_address, check.owed_word), (segment.owed_address, segment.owed_word)],
+        );
+        state_of(
+            "read_list",
+            c.reads,
+            c.sges * 128,
+            &segment.read_write,
+            vec![(place.list_address, place.list_word)],
         );
         let halts = [
             Tx::from_bits(&(), query_tx).halt,

@@ -25,8 +25,18 @@ fn config() -> Config {
 /// A CQE: QP, WQE index, opcode, status, bytes.
 type Done = (u32, u16, u8, u8, u32);
 
+/// What goes to place: QP, entry of the read list, offset, length, slot, WQE, the READ ends here.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Out {
+    Fence,
+    Discard(u8),
+    Data(u32, u32, u32, u32, u8, u16, bool),
+}
+
 struct Bench {
     s: Interpreter,
+    data: Vec<Out>,
+    data_ready: bool,
     rams: Vec<Ram>,
     now: u64,
     done: Vec<Done>,
@@ -63,6 +73,8 @@ impl Bench {
         reset(&mut s);
         let mut b = Bench {
             s,
+            data: vec![],
+            data_ready: true,
             rams,
             now: 1000,
             done: vec![],
@@ -87,6 +99,8 @@ impl Bench {
                 send_cqn: 10 + i,
                 record_base: (i * 8) as u16,
                 record_log_size: RECORDS_LOG,
+                read_base: (i * 16) as u16,
+                read_log_size: 2,
                 ..Default::default()
             };
             b.rams[2].words[i as usize] = Bits::from_bytes(256, &rights.pack());
@@ -119,6 +133,26 @@ impl Bench {
         let s = &mut self.s;
         s.poke("now", self.now);
         s.poke("completion_ready", u64::from(ready));
+        s.poke("data_ready", u64::from(self.data_ready));
+        if self.data_ready && s.peek("data_valid") == 1 {
+            let mut get = |n: &str| s.peek(&format!("data_{n}")) as u32;
+            self.data.push(match (get("fence"), get("discard")) {
+                (1, _) => Out::Fence,
+                (_, 1) => Out::Discard(get("slot") as u8),
+                _ => {
+                    assert_eq!(get("address"), 0x100 * get("slot"));
+                    Out::Data(
+                        get("qp"),
+                        get("entry"),
+                        get("offset"),
+                        get("length"),
+                        get("slot") as u8,
+                        get("wqe_index") as u16,
+                        get("last") == 1,
+                    )
+                }
+            });
+        }
         s.poke("wake_ready", 1);
         s.poke("event_ready", u64::from(ready));
         if ready && s.peek("event_valid") == 1 {
@@ -186,9 +220,48 @@ impl Bench {
         }
     }
     fn respond(&mut self, qp: u32, psn: u32, syndrome: u8) {
-        let fields =
-            [("qp", qp.into()), ("opcode", 0x11), ("psn", psn.into()), ("syndrome", syndrome.into())];
+        let fields = [
+            ("fence", 0),
+            ("qp", qp.into()),
+            ("opcode", 0x11),
+            ("psn", psn.into()),
+            ("syndrome", syndrome.into()),
+        ];
         self.give("response", &fields);
+    }
+    /// A READ response; its slot is the low bits of its PSN.
+    fn response(&mut self, qp: u32, psn: u32, opcode: u8, length: u32) {
+        let slot = u64::from(psn & 63);
+        let fields = [
+            ("fence", 0),
+            ("qp", qp.into()),
+            ("opcode", opcode.into()),
+            ("psn", psn.into()),
+            ("syndrome", ACK.into()),
+            ("length", length.into()),
+            ("slot", slot),
+            ("address", 0x100 * slot),
+        ];
+        self.give("response", &fields);
+        self.run(2);
+    }
+    /// place: the data of READ `wqe` is in memory (status 0), or cannot be.
+    fn placement(&mut self, qp: u32, wqe: u16, status: u8) {
+        self.give("placement", &[("qp", qp.into()), ("wqe_index", wqe.into()), ("status", status.into())]);
+    }
+    /// Segment's part: the next WQE is a READ of `length` bytes at a path MTU of 256.
+    fn send_read(&mut self, qp: u32, length: u32, signaled: bool) -> u16 {
+        let wqe = self.send(qp, length.div_ceil(256).max(1), signaled, 0);
+        let word = &mut self.rams[4].words[(qp as usize * 8) + (wqe as usize & 7)];
+        let mut record = Word::new(RECORD);
+        record.load(word);
+        *word = record.with("is_read", 1).with("opcode", 2).with("length", length.into()).bits();
+        wqe
+    }
+    /// The triple of a rewind and the oldest WQE not retired.
+    fn triple(&self, qp: u32) -> (u64, u64, u64, u64) {
+        let r = self.requester(qp);
+        (r.get("got_wqe"), r.get("una_psn"), r.get("got_first"), r.get("una_wqe"))
     }
     fn fault(&mut self, qp: u32, wqe: u16, status: u8) {
         let fields =
@@ -257,12 +330,12 @@ fn one_ack_retires_all_wqes_before_it_and_reports_the_signaled() {
     b.run(8);
     assert_eq!(b.done, [(0, 0, 0, 0, 100), (0, 3, 1, 0, 400)]);
     let r = b.requester(0);
-    assert_eq!((r.get("una_wqe"), r.get("una_psn"), r.get("una_first")), (4, 10, 10));
+    assert_eq!((r.get("una_wqe"), r.get("una_psn"), r.get("got_first")), (4, 10, 10));
     assert_eq!(b.wakes, [0]);
     // in the middle of a message: nothing retires, the rewind triple stays at the message's start
     b.respond(0, 12, ACK);
     let r = b.requester(0);
-    assert_eq!((r.get("una_wqe"), r.get("una_psn"), r.get("una_first")), (4, 13, 10));
+    assert_eq!((r.get("una_wqe"), r.get("una_psn"), r.get("got_first")), (4, 13, 10));
     b.respond(0, 14, ACK);
     assert_eq!((b.requester(0).get("una_wqe"), b.requester(0).get("armed")), (5, 0));
     b.run(8);
@@ -311,7 +384,7 @@ fn a_sequence_nak_in_the_middle_of_a_message_acknowledges_what_is_before_it_and_
     b.respond(0, 4, SEQUENCE);
     let r = b.requester(0);
     assert_eq!(
-        (r.get("una_wqe"), r.get("una_psn"), r.get("una_first"), r.get("epoch"), r.get("retries")),
+        (r.get("una_wqe"), r.get("una_psn"), r.get("got_first"), r.get("epoch"), r.get("retries")),
         (1, 4, 2, 1, 2)
     );
     assert_eq!((b.status(), b.wakes.clone()), (vec![(0, 0)], vec![0]));
@@ -686,6 +759,497 @@ fn an_acknowledgement_costs_few_clocks() {
         let took = b.now - start;
         assert!(took <= most, "{wqes} WQEs: {took} clocks");
     }
+}
+
+const FIRST: u8 = 0x0d;
+const MIDDLE: u8 = 0x0e;
+const LAST: u8 = 0x0f;
+const ONLY: u8 = 0x10;
+
+fn reading(change: impl Fn(&mut QpRights)) -> Bench {
+    Bench::with(|r| {
+        r.path_mtu = 1;
+        change(r);
+    })
+}
+
+#[test]
+fn a_reads_data_goes_to_place_and_its_completion_waits_for_it_in_order() {
+    for start in [0u32, 0xff_fffe] {
+        let mut b = reading(|_| ());
+        b.start(0, start, &QpRights { retry_cnt: 3, rnr_retry: 3, ..Default::default() });
+        let at = |d: u32| start.wrapping_add(d) & MASK;
+        // PSNs 0 | 1 2 3 | 4 | 5 | 6
+        b.send(0, 1, true, 0);
+        b.send_read(0, 600, true);
+        b.send(0, 1, true, 0);
+        b.send_read(0, 0, false);
+        b.send(0, 1, true, 0);
+        // the first response answers the WRITE before the READ, too
+        b.response(0, at(1), FIRST, 256);
+        assert_eq!(b.status(), [(0, 0)]);
+        assert_eq!(b.triple(0), (1, at(2).into(), at(1).into(), 1));
+        b.response(0, at(2), MIDDLE, 256);
+        b.response(0, at(3), LAST, 88);
+        assert_eq!(b.triple(0), (2, at(4).into(), at(4).into(), 1));
+        b.response(0, at(5), ONLY, 0);
+        b.respond(0, at(6), ACK);
+        assert_eq!(b.triple(0), (5, at(7).into(), at(7).into(), 1));
+        let slot = |d: u32| (at(d) & 63) as u8;
+        let want = [
+            Out::Data(0, 0, 0, 256, slot(1), 1, false),
+            Out::Data(0, 0, 256, 256, slot(2), 1, false),
+            Out::Data(0, 0, 512, 88, slot(3), 1, true),
+            Out::Data(0, 1, 0, 0, slot(5), 3, true),
+        ];
+        assert_eq!(b.data, want);
+        assert_eq!((b.status(), b.requester(0).get("armed")), (vec![], 0), "the data is on its way");
+        b.wakes.clear();
+        b.placement(0, 1, 0);
+        b.run(8);
+        assert_eq!(b.done, [(0, 1, 2, 0, 600), (0, 2, 0, 0, 100)]);
+        assert_eq!((b.requester(0).get("rd_retired"), b.wakes.clone()), (1, vec![0]));
+        b.done.clear();
+        b.placement(0, 3, 0);
+        assert_eq!(b.status(), [(4, 0)], "an unsignaled READ is silent");
+        assert_eq!((b.triple(0).3, b.requester(0).get("rd_retired"), b.rejects.len()), (5, 2, 0));
+    }
+}
+
+#[test]
+fn a_response_that_does_not_fit_its_place_is_dropped_by_name_and_costs_nothing() {
+    for (psn, opcode, length) in [
+        // PSN 1..=3 is a READ of 600 bytes; at 1:
+        (1, LAST, 256),
+        (1, ONLY, 256),
+        (1, FIRST, 255),
+        (1, FIRST, 0),
+        (1, MIDDLE, 88),
+        // PSN 4 a WRITE, 0 another
+        (4, ONLY, 100),
+        (0, FIRST, 256),
+    ] {
+        let mut b = reading(|_| ());
+        b.send(0, 1, false, 0);
+        b.send_read(0, 600, true);
+        b.send(0, 2, true, 0);
+        if psn == 4 {
+            b.response(0, 1, FIRST, 256);
+            b.response(0, 2, MIDDLE, 256);
+            b.response(0, 3, LAST, 88);
+            b.data.clear();
+        }
+        b.response(0, psn, opcode, length);
+        assert_eq!(
+            (b.rejects.clone(), b.data.clone()),
+            (vec![Reject::ResponseMalformed], vec![Out::Discard(psn as u8)])
+        );
+        assert_eq!((b.triple(0).1, b.requester(0).get("epoch")), (u64::from(psn), 0));
+        assert_eq!(b.requester(0).get("retries"), 3);
+    }
+    // the last one: both lengths and opcodes beside the right one
+    for (opcode, length) in [(LAST, 87), (LAST, 89), (MIDDLE, 88), (FIRST, 88), (LAST, 256), (ONLY, 256)] {
+        let mut b = reading(|_| ());
+        b.send_read(0, 600, true);
+        b.response(0, 0, FIRST, 256);
+        b.response(0, 1, FIRST, 256);
+        b.response(0, 2, opcode, length);
+        assert_eq!(
+            (b.rejects.clone(), b.triple(0).1),
+            (vec![Reject::ResponseMalformed], 2),
+            "{opcode} {length}"
+        );
+        // repeated from there it is an Only
+        b.response(0, 2, ONLY, 88);
+        assert_eq!((b.triple(0).1, b.data.last().copied()), (3, Some(Out::Data(0, 0, 512, 88, 2, 0, true))));
+    }
+}
+
+#[test]
+fn stale_unexpected_and_orphaned_responses_give_their_slots_back() {
+    let mut b = reading(|_| ());
+    b.send_read(0, 600, true);
+    b.response(0, 0, FIRST, 256);
+    for (psn, why) in
+        [(0, Reject::ResponseStale), (MASK, Reject::ResponseStale), (3, Reject::ResponseUnexpected)]
+    {
+        b.rejects.clear();
+        b.data.clear();
+        b.response(0, psn, MIDDLE, 256);
+        assert_eq!((b.rejects.clone(), b.data.clone()), (vec![why], vec![Out::Discard((psn & 63) as u8)]));
+        assert_eq!(b.triple(0).1, 1);
+    }
+    // a syndrome that is no ACK
+    b.rejects.clear();
+    b.data.clear();
+    let fields =
+        [("qp", 0), ("opcode", LAST.into()), ("psn", 1), ("syndrome", 0x60), ("slot", 9), ("length", 256)];
+    b.give("response", &fields);
+    assert_eq!((b.rejects.clone(), b.data.clone()), (vec![Reject::NakReserved], vec![Out::Discard(9)]));
+    // a halted QP
+    b.fault(0, 0, 4);
+    assert_eq!(b.status(), [(0, 4)]);
+    b.rejects.clear();
+    b.data.clear();
+    b.response(0, 1, MIDDLE, 256);
+    assert_eq!((b.rejects.clone(), b.data.clone()), (vec![Reject::QpHalted], vec![Out::Discard(1)]));
+}
+
+#[test]
+fn a_missing_response_is_asked_for_again_once_per_gap_and_then_by_the_timer() {
+    let mut b = reading(|r| r.retry_cnt = 2);
+    // PSNs 0 | 1..=4 | 5 | 6 7
+    b.send(0, 1, true, 0);
+    b.send_read(0, 1024, true);
+    b.send(0, 1, true, 0);
+    b.send_read(0, 512, true);
+    b.response(0, 1, FIRST, 256);
+    // 2 is lost
+    b.response(0, 3, MIDDLE, 256);
+    let r = b.requester(0);
+    assert_eq!((r.get("epoch"), r.get("retries"), r.get("implied")), (1, 1, 1));
+    assert_eq!(b.triple(0), (1, 2, 1, 1));
+    assert_eq!(
+        (b.rejects.clone(), b.data.last().copied()),
+        (vec![Reject::ResponseGap], Some(Out::Discard(3)))
+    );
+    b.obey(0);
+    b.response(0, 4, LAST, 256);
+    b.respond(0, 5, ACK);
+    b.response(0, 6, FIRST, 256);
+    let r = b.requester(0);
+    assert_eq!((r.get("epoch"), r.get("retries"), r.get("una_psn")), (1, 1, 2), "no storm");
+    assert_eq!(b.rejects, [Reject::ResponseGap; 4]);
+    // progress, and the next gap counts anew
+    b.response(0, 2, FIRST, 256);
+    assert_eq!((b.requester(0).get("implied"), b.requester(0).get("retries")), (0, 2));
+    b.response(0, 4, LAST, 256);
+    assert_eq!((b.requester(0).get("epoch"), b.requester(0).get("retries"), b.triple(0).1), (2, 1, 3));
+    b.obey(0);
+    // what was repeated is lost again: the timer, then the end
+    b.response(0, 4, LAST, 256);
+    b.expire();
+    b.obey(0);
+    assert_eq!((b.requester(0).get("epoch"), b.requester(0).get("retries")), (3, 0));
+    b.expire();
+    assert_eq!(b.status(), [(0, 0), (1, RETRY_EXC)]);
+}
+
+#[test]
+fn an_ack_stops_at_a_read_that_is_not_answered_and_retires_what_is_before_it() {
+    for (psn, syndrome, retries) in [(6, ACK, 2), (4, ACK, 2), (2, ACK, 2), (6, SEQUENCE, 2)] {
+        let mut b = reading(|_| ());
+        // PSNs 0 | 1 | 2..=4 | 5 6
+        b.send(0, 1, true, 0);
+        b.send(0, 1, true, 0);
+        b.send_read(0, 600, true);
+        b.send(0, 2, true, 0);
+        b.respond(0, psn, syndrome);
+        assert_eq!(b.status(), [(0, 0), (1, 0)], "{psn} {syndrome}");
+        assert_eq!(b.triple(0), (2, 2, 2, 2));
+        assert_eq!((b.requester(0).get("epoch"), b.requester(0).get("retries")), (1, retries));
+        assert_eq!(b.rejects.len(), usize::from(syndrome == ACK));
+        b.obey(0);
+        for (psn, opcode, length) in [(2, FIRST, 256), (3, MIDDLE, 256), (4, LAST, 88)] {
+            b.response(0, psn, opcode, length);
+        }
+        b.respond(0, 6, ACK);
+        b.placement(0, 2, 0);
+        assert_eq!(b.status(), [(2, 0), (3, 0)]);
+    }
+    // a sequence NAK at the READ itself, and at what is right behind it
+    let mut b = reading(|_| ());
+    b.send(0, 1, true, 0);
+    b.send_read(0, 256, true);
+    b.send(0, 1, true, 0);
+    b.respond(0, 1, SEQUENCE);
+    assert_eq!((b.triple(0), b.requester(0).get("implied")), ((1, 1, 1, 1), 0));
+    b.response(0, 1, ONLY, 256);
+    b.respond(0, 2, SEQUENCE);
+    assert_eq!((b.triple(0), b.rejects.len()), ((2, 2, 2, 1), 0));
+}
+
+#[test]
+fn an_rnr_nak_behind_a_missing_response_waits_and_goes_back_to_it() {
+    let mut b = reading(|_| ());
+    b.send_read(0, 256, true);
+    b.send(0, 1, true, 0);
+    b.respond(0, 1, 0x20 | 12);
+    let r = b.requester(0);
+    assert_eq!((r.get("waiting"), r.get("epoch"), r.get("una_psn"), r.get("rnr_retries")), (1, 0, 0, 2));
+    // within the wait a response is taken, and a gap costs nothing
+    b.respond(0, 1, ACK);
+    assert_eq!((b.requester(0).get("epoch"), b.requester(0).get("retries")), (0, 3));
+    b.response(0, 0, ONLY, 256);
+    assert_eq!((b.triple(0).1, b.requester(0).get("waiting")), (1, 1));
+    b.expire();
+    assert_eq!((b.requester(0).get("epoch"), b.requester(0).get("waiting")), (1, 0));
+}
+
+#[test]
+fn what_ends_the_qp_comes_behind_the_reads_that_are_still_being_written() {
+    for (syndrome, status) in [(0x61u8, 9u8), (0x62, 10), (0x63, 11)] {
+        let mut b = reading(|_| ());
+        b.send_read(0, 256, true);
+        b.send_read(0, 256, true);
+        b.send(0, 1, true, 0);
+        b.response(0, 0, ONLY, 256);
+        b.response(0, 1, ONLY, 256);
+        b.respond(0, 2, syndrome);
+        assert_eq!((b.status(), b.requester(0).get("halt")), (vec![], 0));
+        assert_eq!((b.requester(0).get("fault"), b.requester(0).get("fault_wqe")), (1, 2));
+        b.placement(0, 0, 0);
+        assert_eq!(b.status(), [(0, 0)]);
+        b.placement(0, 1, 0);
+        assert_eq!(b.status(), [(1, 0), (2, status)]);
+        assert_eq!(b.requester(0).get("halt"), 1);
+    }
+    // a bad WQE behind a READ, too
+    let mut b = reading(|_| ());
+    b.send_read(0, 256, true);
+    b.send(0, 0, false, 2);
+    b.give("kick", &[("qp", 0)]);
+    b.response(0, 0, ONLY, 256);
+    assert_eq!(b.status(), []);
+    b.placement(0, 0, 0);
+    assert_eq!(b.status(), [(0, 0), (1, 2)]);
+    // and a NAK of the READ itself, at its first and at a later PSN
+    for answered in 0..2 {
+        let mut b = reading(|_| ());
+        b.send(0, 1, true, 0);
+        b.send_read(0, 600, true);
+        if answered > 0 {
+            b.response(0, 1, FIRST, 256);
+        }
+        b.respond(0, 1 + answered, 0x62);
+        assert_eq!(b.status(), [(0, 0), (1, 10)]);
+    }
+}
+
+#[test]
+fn a_read_that_cannot_be_written_fails_in_its_turn() {
+    let mut b = reading(|_| ());
+    for _ in 0..3 {
+        b.send_read(0, 256, true);
+    }
+    b.response(0, 0, ONLY, 256);
+    b.response(0, 1, ONLY, 256);
+    b.placement(0, 0, 0);
+    b.placement(0, 1, 4);
+    assert_eq!(b.status(), [(0, 0), (1, 4)]);
+    assert_eq!(b.requester(0).get("halt"), 1);
+}
+
+#[test]
+fn requests_of_a_read_longer_than_the_window_end_in_last_or_only() {
+    // a window of 5: requests of 4 PSNs
+    let mut b = reading(|r| r.max_inflight = 5);
+    b.send_read(0, 6 * 256 + 7, true);
+    let all =
+        [(FIRST, 256), (MIDDLE, 256), (MIDDLE, 256), (LAST, 256), (FIRST, 256), (MIDDLE, 256), (LAST, 7)];
+    for (psn, (opcode, length)) in all.into_iter().enumerate() {
+        b.response(0, psn as u32, opcode, length);
+        assert_eq!((b.triple(0).1, b.rejects.len()), (psn as u64 + 1, 0), "{psn}");
+    }
+    let offsets: Vec<_> =
+        b.data.iter().map(|d| matches!(d, Out::Data(_, 0, at, _, _, 0, _) if at % 256 == 0)).collect();
+    assert_eq!(offsets, [true; 7]);
+    assert!(matches!(b.data[3], Out::Data(.., false)) && matches!(b.data[6], Out::Data(.., true)));
+}
+
+#[test]
+fn while_place_takes_nothing_responses_wait_and_everything_else_goes_on() {
+    let mut b = reading(|_| ());
+    b.send_read(0, 256, true);
+    b.send_read(0, 256, true);
+    b.data_ready = false;
+    b.response(0, 0, ONLY, 256);
+    b.s.poke("response_valid", 1);
+    b.run(200);
+    assert_eq!(b.s.peek("response_ready"), 0);
+    b.placement(0, 0, 0);
+    assert_eq!(b.status(), [(0, 0)], "a confirmation passes");
+    b.send(1, 1, true, 0);
+    b.fault(1, 0, 4);
+    assert_eq!(b.status(), [(0, 4)], "a fault passes");
+    b.s.poke("response_valid", 0);
+    b.data_ready = true;
+    b.run(2);
+    b.response(0, 1, ONLY, 256);
+    b.run(4);
+    assert_eq!(b.data.len(), 2);
+}
+
+#[test]
+fn a_fence_passes_in_order_behind_the_responses_before_it() {
+    let mut b = reading(|_| ());
+    b.send_read(0, 256, true);
+    b.response(0, 0, ONLY, 256);
+    b.data_ready = false;
+    b.give("response", &[("fence", 1), ("qp", 3)]);
+    b.run(50);
+    assert_eq!((b.data.len(), b.s.peek("idle")), (1, 0));
+    b.data_ready = true;
+    b.run(5);
+    assert_eq!(b.data, [Out::Data(0, 0, 0, 256, 0, 0, true), Out::Fence]);
+    assert_eq!(b.rejects, []);
+}
+
+/// A WQE of the model: its PSNs (free-running), whether it is a READ, whether it is signaled.
+#[derive(Clone, Copy)]
+struct Wqe {
+    first: u64,
+    last: u64,
+    read: bool,
+    signaled: bool,
+}
+
+#[test]
+fn any_sequence_of_responses_losses_and_confirmations_leaves_what_the_rules_say() {
+    let (mut finished, mut gaps, mut rewinds) = (0, 0, 0);
+    for seed in 1..=60 {
+        let mut pick = Choices::new(seed * 31);
+        let rights =
+            QpRights { path_mtu: 1, timeout: 20, retry_cnt: 1 + pick.below(7) as u8, ..Default::default() };
+        let mut b = reading(|r| (r.timeout, r.retry_cnt) = (20, rights.retry_cnt));
+        b.slow = 1 + seed % 3;
+        let start = pick.of(&[0u32, 0xff_fff0, 0x7f_fff0]);
+        b.start(0, start, &rights);
+        let mut work: Vec<Wqe> = vec![];
+        let (mut got, mut una, mut placed, mut retired) = (0usize, 0u64, 0usize, 0usize);
+        let (mut retries, mut implied, mut epoch) = (rights.retry_cnt, false, 0u64);
+        let (mut next, mut done, mut data) = (0u64, vec![], vec![]);
+        for step in 0..120 {
+            while work.len() - retired < 8 && !pick.one_in(3) {
+                let (read, signaled) = (pick.one_in(2), pick.one_in(2));
+                let packets = 1 + pick.below(5);
+                if read {
+                    b.send_read(0, packets as u32 * 256 - 3, signaled);
+                } else {
+                    b.send(0, packets as u32, signaled, 0);
+                }
+                work.push(Wqe { first: next, last: next + packets - 1, read, signaled });
+                next += packets;
+            }
+            let psn = |at: u64| start.wrapping_add(at as u32) & MASK;
+            // how far a claim of everything before `to` reaches; whether a READ stops it
+            let claim = |to: u64, got: &mut usize, una: &mut u64| {
+                while let Some(w) = work.get(*got).filter(|w| !w.read && w.last < to) {
+                    *una = w.last + 1;
+                    *got += 1;
+                }
+                let stops = work.get(*got).is_some_and(|w| w.read && *una < to);
+                if !stops {
+                    *una = to;
+                }
+                stops
+            };
+            let before = una;
+            let mut costs = false;
+            match pick.below(10) {
+                _ if una == next => {}
+                0..=4 => {
+                    // the response or ACK that is next, seldom a later one
+                    let ahead = if pick.one_in(6) { pick.below(next - una) } else { 0 };
+                    let at = una + ahead;
+                    let w = *work.iter().find(|w| w.last >= at).expect("outstanding");
+                    if w.read {
+                        let last = at == w.last;
+                        let (opcode, length) = if last { (LAST, 253) } else { (MIDDLE, 256) };
+                        b.response(0, psn(at), opcode, length);
+                        let stops = claim(at, &mut got, &mut una);
+                        if stops {
+                            gaps += 1;
+                            costs = una != before || !implied;
+                            data.push(Out::Discard((psn(at) & 63) as u8));
+                        } else {
+                            let entry = work[..got].iter().filter(|w| w.read).count() as u32 & 3;
+                            let offset = (at - w.first) as u32 * 256;
+                            let slot = (psn(at) & 63) as u8;
+                            data.push(Out::Data(0, entry, offset, length, slot, got as u16, last));
+                            una = at + 1;
+                            got += usize::from(last);
+                        }
+                    } else {
+                        b.respond(0, psn(at), ACK);
+                        if claim(at + 1, &mut got, &mut una) {
+                            gaps += 1;
+                            costs = una != before || !implied;
+                        }
+                    }
+                    if una != before {
+                        (retries, implied) = (rights.retry_cnt, false);
+                    }
+                    implied |= costs;
+                }
+                5 => {
+                    let at = una + pick.below(next - una);
+                    b.respond(0, psn(at), SEQUENCE);
+                    claim(at, &mut got, &mut una);
+                    if una != before {
+                        (retries, implied) = (rights.retry_cnt, false);
+                    }
+                    costs = true;
+                }
+                6 if pick.one_in(3) && retries > 0 => {
+                    b.expire();
+                    costs = true;
+                }
+                _ => {
+                    let reads = work[..got].iter().enumerate().filter(|(_, w)| w.read);
+                    if let Some((wqe, _)) = reads.clone().nth(placed) {
+                        b.placement(0, wqe as u16, 0);
+                        placed += 1;
+                    }
+                }
+            }
+            let failed = costs && retries == 0;
+            if costs && !failed {
+                retries -= 1;
+                epoch += 1;
+                rewinds += 1;
+            }
+            let mut reads = work[..retired].iter().filter(|w| w.read).count();
+            while retired < got && (!work[retired].read || reads < placed) {
+                reads += usize::from(work[retired].read);
+                if work[retired].signaled {
+                    done.push((retired as u16, 0));
+                }
+                retired += 1;
+            }
+            b.run(40);
+            let context = format!("seed {seed}, step {step}");
+            if failed {
+                // told at once, or when the READs before it are written
+                let wqe = got;
+                while placed < work[..got].iter().filter(|w| w.read).count() {
+                    b.placement(0, 0, 0);
+                    placed += 1;
+                }
+                b.run(40);
+                done.extend((retired..got).filter(|i| work[*i].signaled).map(|i| (i as u16, 0)));
+                done.push((wqe as u16, RETRY_EXC));
+                let seen: Vec<_> = b.done.iter().map(|d| (d.1, d.3)).collect();
+                assert_eq!(seen, done, "{context}");
+                break;
+            }
+            b.obey(0);
+            let first = work.get(got).map_or(next, |w| w.first);
+            assert_eq!(
+                b.triple(0),
+                (got as u64, psn(una).into(), psn(first).into(), retired as u64),
+                "{context}"
+            );
+            let r = b.requester(0);
+            assert_eq!((r.get("retries"), r.get("implied") == 1), (retries.into(), implied), "{context}");
+            assert_eq!(r.get("epoch"), epoch & 15, "{context}");
+            assert_eq!(b.data, data, "{context}");
+            let seen: Vec<_> = b.done.iter().map(|d| (d.1, d.3)).collect();
+            assert_eq!(seen, done, "{context}");
+        }
+        finished += done.len();
+    }
+    assert!(finished > 600 && gaps > 150 && rewinds > 200, "{finished} {gaps} {rewinds}");
 }
 
 /// The requester of one QP as the rules describe it.

@@ -78,9 +78,12 @@ struct Read {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Outcome {
     Verdict(Verdict),
-    Response { qp: u32, psn: u32, syndrome: u8, msn: u32 },
+    Response { qp: u32, opcode: u8, psn: u32, syndrome: u8, msn: u32, payload: Option<Payload> },
     Silent,
 }
+
+/// Address, length, slot of a READ response.
+type Payload = (u16, u16, u8);
 
 /// The outcome, the counter, whether the slot came back.
 type Result3 = (Outcome, Option<Reject>, bool);
@@ -182,12 +185,27 @@ impl Model {
         if a & 0x7fff != b & 0x7fff || a & 0x7fff == 0 || (a | b) & 0x8000 == 0 {
             return drop(Reject::BadPkey);
         }
+        let mtu = 128u32 << q.rights.path_mtu;
+        let length = u32::from(p.length);
+        let padded = u32::from(p.pad) == length.wrapping_neg() & 3;
         if response {
-            return if p.opcode == 0x11 {
-                (Outcome::Response { qp: p.qpn, psn: p.psn, syndrome: p.syndrome, msn: p.msn }, None, true)
-            } else {
-                drop(Reject::ResponseUnexpected)
+            let payload = match p.opcode {
+                0x11 => None,
+                0x12 => return drop(Reject::ResponseUnexpected),
+                _ => Some((p.address, p.length, p.slot)),
             };
+            let fits = match p.opcode {
+                0x0d | 0x0e => length == mtu,
+                0x0f => (1..=mtu).contains(&length),
+                0x10 => length <= mtu,
+                _ => true,
+            };
+            if !fits || payload.is_some() && !padded {
+                return drop(Reject::BadLength);
+            }
+            let (syndrome, msn) = (p.syndrome, p.msn);
+            let out = Outcome::Response { qp: p.qpn, opcode: p.opcode, psn: p.psn, syndrome, msn, payload };
+            return (out, None, payload.is_none());
         }
         let class = match p.opcode {
             0..=5 | 0x16 | 0x17 => Class::Send,
@@ -203,14 +221,12 @@ impl Model {
             || matches!(p.opcode, 0x16 | 0x17)
             || class == Class::Write && q.rights.access & 2 == 0
             || class == Class::Read && q.rights.access & 4 == 0;
-        let mtu = 128u32 << q.rights.path_mtu;
-        let length = u32::from(p.length);
         let shape = match p.opcode {
             0 | 1 | 6 | 7 => length == mtu,
             2 | 3 | 8 | 9 | 0x16 => (1..=mtu).contains(&length),
             4 | 5 | 10 | 11 | 0x17 => length <= mtu,
             _ => length == 0,
-        } && u32::from(p.pad) == length.wrapping_neg() & 3;
+        } && padded;
         let distance = p.psn.wrapping_sub(q.epsn) & MASK;
         let me = &mut self.qps[p.qpn as usize];
         if distance >= 1 << 23 {
@@ -577,12 +593,16 @@ impl Bench {
             }
             if self.s.peek("response_valid") == 1 {
                 let mut get = |n: &str| self.s.peek(&format!("response_{n}")) as u32;
-                assert_eq!(get("opcode"), 0x11);
+                assert_eq!(get("fence"), 0);
+                let opcode = get("opcode") as u8;
+                let payload = (get("address") as u16, get("length") as u16, get("slot") as u8);
                 out = Outcome::Response {
                     qp: get("qp"),
+                    opcode,
                     psn: get("psn"),
                     syndrome: get("syndrome") as u8,
                     msn: get("msn"),
+                    payload: (opcode != 0x11).then_some(payload),
                 };
             }
             self.clock();
@@ -901,7 +921,7 @@ fn what_cannot_be_believed_is_dropped_without_an_answer() {
         (|_, p| p.pkey = 0xfffe, Reject::BadPkey),
         (|q, p| (q.rights.pkey, p.pkey) = (0x7fff, 0x7fff), Reject::BadPkey),
         (|q, p| (q.rights.pkey, p.pkey) = (0x8000, 0x8000), Reject::BadPkey),
-        (|_, p| p.opcode = 0x10, Reject::ResponseUnexpected),
+        (|_, p| p.opcode = 0x12, Reject::ResponseUnexpected),
         (|q, p| (q.rights.state, p.opcode) = (2, 0x11), Reject::WrongQpState),
     ];
     for (i, (change, want)) in table.into_iter().enumerate() {
@@ -1040,7 +1060,33 @@ fn a_duplicate_read_asks_again_for_what_is_kept_from_any_of_its_packets_to_its_e
 fn an_acknowledgement_goes_to_acknowledge() {
     let mut b = Bench::new();
     let r = b.expect(&Packet { syndrome: 0x1f, msn: 5, ..packet(0x11, 0x1234, 0) });
-    assert_eq!(r.0, Outcome::Response { qp: 0, psn: 0x1234, syndrome: 0x1f, msn: 5 });
+    let (psn, syndrome) = (0x1234, 0x1f);
+    assert_eq!(r.0, Outcome::Response { qp: 0, opcode: 0x11, psn, syndrome, msn: 5, payload: None });
+}
+
+#[test]
+fn a_read_response_takes_its_slot_along_if_its_payload_is_what_the_opcode_says() {
+    let mut b = Bench::new();
+    let mtu = 128u16 << b.model.qps[0].rights.path_mtu;
+    for (opcode, good, bad) in [
+        (0x0d, vec![mtu], vec![0, 1, mtu - 1, mtu + 1]),
+        (0x0e, vec![mtu], vec![0, 1, mtu - 1, mtu + 1]),
+        (0x0f, vec![1, 2, 3, mtu - 1, mtu], vec![0, mtu + 1]),
+        (0x10, vec![0, 1, mtu - 1, mtu], vec![mtu + 1]),
+    ] {
+        for length in good {
+            let p = Packet { syndrome: 0x1f, msn: 5, ..packet(opcode, 0x1234, length) };
+            let r = b.expect(&p);
+            let Outcome::Response { payload, .. } = r.0 else { panic!("{opcode:#x} {length}: {r:?}") };
+            assert_eq!((payload, r.1, r.2), (Some((0x1234, length, 9)), None, false));
+            let r = b.expect(&Packet { pad: p.pad ^ 1, ..p });
+            assert_eq!(r, (Outcome::Silent, Some(Reject::BadLength), true), "{opcode:#x} {length}");
+        }
+        for length in bad {
+            let r = b.expect(&packet(opcode, 0x1234, length));
+            assert_eq!(r, (Outcome::Silent, Some(Reject::BadLength), true), "{opcode:#x} {length}");
+        }
+    }
 }
 
 #[test]

@@ -272,7 +272,7 @@ fn a_rewind_follows_the_una_triple_and_reads_again_what_was_overwritten() {
     b.turn(2);
     b.deliver_all();
     // one WQE back: slot of 9 holds 13
-    b.requester[2] = Requester { una_wqe: 9, epoch: 1, ..Requester::default() };
+    b.requester[2] = Requester { got_wqe: 9, epoch: 1, ..Requester::default() };
     let (item, reads) = b.turn(2);
     assert!(!item.present);
     assert_eq!(reads, [b.want(2, 9)]);
@@ -291,7 +291,7 @@ fn a_late_arrival_after_a_rewind_is_not_taken_for_the_other_wqe() {
     b.turn(2);
     assert_eq!(b.pending.len(), 4);
     // 6 maps to the slot of 10, whose read is pending
-    b.requester[2] = Requester { una_wqe: 6, epoch: 1, ..Requester::default() };
+    b.requester[2] = Requester { got_wqe: 6, epoch: 1, ..Requester::default() };
     b.tx[2] = Tx { cursor_wqe: 6, epoch: 1, ..b.tx[2] };
     let (item, reads) = b.turn(2);
     assert!(!item.present);
@@ -443,7 +443,7 @@ fn random_turns_find_what_host_memory_holds() {
             b.queues[q].sq_log_depth = 3 + pick.below(4) as u8;
             b.queues[q].sq_log_stride = 7 + pick.below(3) as u8;
             let start = 0xffff - pick.below(30);
-            (b.tx[q].cursor_wqe, b.post[q], b.requester[q].una_wqe) = (start, start, start);
+            (b.tx[q].cursor_wqe, b.post[q], b.requester[q].got_wqe) = (start, start, start);
         }
         let mut hits = 0;
         let mut order = vec![];
@@ -452,7 +452,7 @@ fn random_turns_find_what_host_memory_holds() {
             let what = format!("seed {seed}, step {step}, QP {q}");
             b.s.poke("request_ready", u64::from(pick.chance(70)));
             b.s.poke("work_ready", u64::from(pick.chance(70)));
-            let used = (b.post[q].wrapping_sub(b.requester[q].una_wqe)) & 0xffff;
+            let used = (b.post[q].wrapping_sub(b.requester[q].got_wqe)) & 0xffff;
             match pick.below(6) {
                 0 if used < 1 << b.queues[q].sq_log_depth => {
                     b.post[q] = (b.post[q] + 1) & 0xffff;
@@ -465,12 +465,12 @@ fn random_turns_find_what_host_memory_holds() {
                     // everything from una on is sent again
                     let r = b.requester[q];
                     b.requester[q].epoch = (r.epoch + 1) & 15;
-                    b.tx[q] = Tx { epoch: (r.epoch + 1) & 15, cursor_wqe: r.una_wqe, ..b.tx[q] };
+                    b.tx[q] = Tx { epoch: (r.epoch + 1) & 15, cursor_wqe: r.got_wqe, ..b.tx[q] };
                 }
                 3 => {
-                    let ahead = b.tx[q].cursor_wqe.wrapping_sub(b.requester[q].una_wqe) & 0xffff;
+                    let ahead = b.tx[q].cursor_wqe.wrapping_sub(b.requester[q].got_wqe) & 0xffff;
                     if ahead > 0 {
-                        b.requester[q].una_wqe = (b.requester[q].una_wqe + 1) & 0xffff;
+                        b.requester[q].got_wqe = (b.requester[q].got_wqe + 1) & 0xffff;
                     }
                 }
                 _ => {

@@ -50,6 +50,21 @@ struct Verdict {
     imm: u32,
 }
 
+/// A packet of a READ response, as acknowledge gives it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Scatter {
+    fence: bool,
+    discard: bool,
+    qp: u32,
+    entry: u32,
+    offset: u32,
+    length: u32,
+    address: u32,
+    slot: u8,
+    wqe: u16,
+    last: bool,
+}
+
 /// iova, length, packet buffer address
 type Piece = (u64, u32, u32);
 /// QP, WQE, opcode, status, bytes, immediate
@@ -79,6 +94,10 @@ struct Bench {
     unwritten: VecDeque<u64>,
     write_latency: u64,
     offers: VecDeque<Verdict>,
+    responses: VecDeque<Scatter>,
+    /// QP, WQE, status, pieces written by then.
+    placements: Vec<(u32, u16, u8, usize)>,
+    placement_ready: bool,
     doorbells: VecDeque<u32>,
     /// How often the write engine and complete take something: one clock in n.
     slow: u64,
@@ -121,6 +140,7 @@ impl Bench {
             Ram::new(QPS, Word::new(TX).width(), "finish_address", "tx_word"),
             Ram::new(QPS, 16, "fetch_address", "post_rq_word"),
             Ram::new(c.mrs as usize, 256, "mr_address", "mr_word"),
+            Ram::new(c.reads as usize, 512, "list_address", "list_word"),
         ];
         for i in 0..QPS {
             let rights = QpRights { state: QpState::Rts as u8, valid: true, pd: 7, ..Default::default() };
@@ -160,6 +180,9 @@ impl Bench {
             unwritten: VecDeque::new(),
             write_latency: 10,
             offers: VecDeque::new(),
+            responses: VecDeque::new(),
+            placements: vec![],
+            placement_ready: true,
             doorbells: VecDeque::new(),
             slow: 1,
             pieces: vec![],
@@ -259,6 +282,24 @@ impl Bench {
                 s.poke(&format!("verdict_{n}"), x);
             }
         }
+        let response = self.responses.front().copied();
+        s.poke("data_valid", u64::from(response.is_some()));
+        if let Some(r) = response {
+            for (n, x) in [
+                ("fence", u64::from(r.fence)),
+                ("discard", r.discard.into()),
+                ("qp", r.qp.into()),
+                ("entry", r.entry.into()),
+                ("offset", r.offset.into()),
+                ("length", r.length.into()),
+                ("address", r.address.into()),
+                ("slot", r.slot.into()),
+                ("wqe_index", r.wqe.into()),
+                ("last", r.last.into()),
+            ] {
+                s.poke(&format!("data_{n}"), x);
+            }
+        }
         let bell = self.doorbells.pop_front();
         s.poke("doorbell_valid", u64::from(bell.is_some()));
         s.poke("doorbell_qp", u64::from(bell.unwrap_or(0)));
@@ -299,6 +340,7 @@ impl Bench {
         s.poke("completion_ready", u64::from(self.pick.one_in(self.slow)));
         s.poke("event_ready", u64::from(self.pick.one_in(self.slow)));
         s.poke("wake_ready", u64::from(self.pick.one_in(self.slow)));
+        s.poke("placement_ready", u64::from(self.placement_ready && self.pick.one_in(self.slow)));
         let moves = |s: &mut Interpreter, p: &str| {
             s.peek(&format!("{p}_valid")) == 1 && s.peek(&format!("{p}_ready")) == 1
         };
@@ -306,6 +348,14 @@ impl Bench {
         let ready = |s: &mut Interpreter, p: &str| s.peek(&format!("{p}_ready")) == 1;
         if offered.is_some() && ready(s, "verdict") {
             self.offers.pop_front();
+        }
+        if response.is_some() && ready(s, "data") {
+            self.responses.pop_front();
+        }
+        if moves(s, "placement") {
+            let mut get = |n: &str| s.peek(&format!("placement_{n}"));
+            let told = (get("qp") as u32, get("wqe_index") as u16, get("status") as u8, self.written);
+            self.placements.push(told);
         }
         if moves(s, "payload") {
             let mut get = |n: &str| s.peek(&format!("payload_{n}"));
@@ -362,7 +412,11 @@ impl Bench {
     fn settle(&mut self) {
         for n in 0.. {
             self.clock();
-            if self.s.peek("idle") == 1 && self.offers.is_empty() && self.doorbells.is_empty() {
+            if self.s.peek("idle") == 1
+                && self.offers.is_empty()
+                && self.doorbells.is_empty()
+                && self.responses.is_empty()
+            {
                 return;
             }
             assert!(n < 20_000, "never idle");
@@ -370,6 +424,19 @@ impl Bench {
     }
     fn offer(&mut self, v: Verdict) {
         self.offers.push_back(v);
+    }
+    /// A fence, as check gives it: on both ways.
+    fn fence(&mut self) {
+        self.offers.push_back(Verdict { action: FENCE, ..Verdict::default() });
+        self.responses.push_back(Scatter { fence: true, ..Scatter::default() });
+    }
+    /// Segment's part: the SGEs of a READ.
+    fn list(&mut self, entry: u32, sges: &[Sge]) {
+        let mut bytes = [0; 64];
+        for (to, sge) in bytes.chunks_exact_mut(16).zip(sges) {
+            to.copy_from_slice(&sge.pack());
+        }
+        self.rams[6].words[entry as usize] = Bits::from_bytes(512, &bytes);
     }
 }
 
@@ -739,7 +806,7 @@ fn a_fence_comes_out_after_all_before_it_under_load() {
         }
         b.offer(write(2, 100 + u32::from(n), 0x7000, 64));
     }
-    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.fence();
     for n in 0..400u32 {
         b.offer(write(3, 100 + n, 0x6000, 64));
     }
@@ -768,7 +835,7 @@ fn a_fence_does_not_wait_for_the_wqe_of_a_qp_that_is_gone() {
     b.run(60);
     let err = QpRights { state: QpState::Err as u8, valid: true, pd: 7, ..Default::default() };
     b.rams[0].words[0] = Bits::from_bytes(256, &err.pack());
-    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.fence();
     b.run(100);
     // its packets are gone, but the read of its WQE still is under way
     assert_eq!((b.released.len(), b.rejects.clone(), b.fences), (2, vec![Reject::WrongQpState; 2], 0));
@@ -789,7 +856,7 @@ fn no_read_starts_while_a_fence_drains_those_under_way() {
     b.ring(0);
     b.run(40);
     assert_eq!(b.reads, 4);
-    b.offer(Verdict { action: FENCE, ..Verdict::default() });
+    b.fence();
     b.run(10);
     for qp in 1..QPS {
         b.ring(qp);
@@ -893,6 +960,149 @@ fn walk(sges: &[Sge], offset: u32, length: u32, address: u32) -> Vec<Piece> {
     pieces
 }
 
+/// A packet of a READ of QP `qp` by WQE `wqe`, whose SGEs stand in the entry of that number.
+fn data(qp: u32, wqe: u16, offset: u32, length: u32, last: bool) -> Scatter {
+    let address = 0x2000 + offset;
+    Scatter { qp, entry: wqe.into(), offset, length, address, slot: 7, wqe, last, ..Scatter::default() }
+}
+
+#[test]
+fn a_read_is_told_when_its_last_byte_is_written_and_not_before() {
+    let mut b = Bench::new(1);
+    b.write_latency = 200;
+    b.list(5, &[sge(0x10_0003, 300), sge(0, 0), sge(0x10_1000, 10), sge(0x10_2001, 500)]);
+    for (offset, length, last) in [(0, 256, false), (256, 256, false), (512, 100, true)] {
+        b.responses.push_back(data(0, 5, offset, length, last));
+    }
+    b.run(150);
+    assert_eq!(
+        b.pieces,
+        [
+            (0x5000_0003, 256, 0x2000),
+            (0x5000_0103, 44, 0x2100),
+            (0x5000_1000, 10, 0x2100 + 44),
+            (0x5000_2001, 202, 0x2100 + 54),
+            (0x5000_2001 + 202, 100, 0x2200),
+        ]
+    );
+    assert_eq!((b.placements.len(), b.released.len()), (0, 0));
+    b.settle();
+    assert_eq!((b.placements.clone(), b.released.clone()), (vec![(0, 5, 0, 5)], vec![7, 7, 7]));
+    // the responder's side knows nothing of it
+    assert_eq!((b.tail(0), b.wakes.len(), b.done.len(), b.events.len()), ((0, 0, 0), 0, 0, 0));
+}
+
+#[test]
+fn a_read_of_nothing_is_told_and_an_unwanted_response_gives_its_slot_back() {
+    let mut b = Bench::new(1);
+    b.responses.push_back(Scatter { discard: true, slot: 40, ..data(1, 9, 0, 64, true) });
+    b.responses.push_back(data(0, 1, 0, 0, true));
+    b.settle();
+    assert_eq!((b.placements.clone(), b.released.clone()), (vec![(0, 1, 0, 0)], vec![40, 7]));
+    assert_eq!((b.pieces.len(), b.rejects.len()), (0, 0), "acknowledge has counted it");
+}
+
+#[test]
+fn a_read_into_bad_sges_names_its_wqe_and_status_in_order_and_kills_nothing() {
+    for (sges, offset, status, why, pieces) in [
+        (vec![Sge { lkey: 3 << 8 | 0x11, ..sge(0x10_0000, 512) }], 0, 4, Reject::SglKey, 0),
+        (vec![Sge { lkey: 4 << 8 | 0x11, ..sge(0x10_0000, 512) }], 0, 4, Reject::SglKey, 0),
+        (vec![Sge { lkey: 0x0001_0211, ..sge(0x10_0000, 512) }], 0, 4, Reject::SglKey, 0),
+        (vec![sge(0x1f_ff80, 256)], 0, 4, Reject::SglKey, 0),
+        (vec![sge(0x10_0000, 100), sge(0xf_ffff, 412)], 0, 4, Reject::SglKey, 1),
+        (vec![sge(0x10_0000, 511)], 256, 1, Reject::SglTooShort, 0),
+    ] {
+        let mut b = Bench::new(1);
+        b.list(1, &[sge(0x10_0000, 64)]);
+        b.list(2, &sges);
+        b.list(3, &[sge(0x10_8000, 64)]);
+        b.responses.push_back(data(0, 1, 0, 64, true));
+        b.responses.push_back(data(0, 2, offset, 256, false));
+        b.responses.push_back(data(0, 3, 0, 64, true));
+        b.settle();
+        let told: Vec<_> = b.placements.iter().map(|p| (p.1, p.2)).collect();
+        assert_eq!(told, [(1, 0), (2, status), (3, 0)], "{sges:?}");
+        assert_eq!((b.rejects.clone(), b.pieces.len(), b.released.len()), (vec![why], 2 + pieces, 3));
+        assert_eq!((b.events.len(), b.placed(0).get("halt"), b.tail(0)), (0, 0, (0, 0, 0)));
+        // requests go on
+        b.offer(write(0, 100, 0x7000, 8));
+        b.settle();
+        assert_eq!(b.tail(0), (0x1f, 100, 1), "{sges:?}");
+    }
+}
+
+#[test]
+fn a_read_response_passes_a_parked_send_and_requests_and_responses_take_turns() {
+    let mut b = Bench::new(1);
+    b.latency = (400, 401);
+    b.post(0, &[sge(0x10_0000, 64)]);
+    b.list(0, &[sge(0x10_4000, 4096)]);
+    b.offer(send(0, 100, 0, 64));
+    b.responses.push_back(data(0, 0, 0, 8, false));
+    b.run(100);
+    assert_eq!(b.pieces, [(0x5000_4000, 8, 0x2000)]);
+    b.settle();
+    b.pieces.clear();
+    for n in 0..10 {
+        b.offer(write(1, 100 + n, 0x7000, 8));
+        b.responses.push_back(data(0, 0, 8 + 8 * n, 8, n == 9));
+    }
+    b.settle();
+    let order: Vec<bool> = b.pieces.iter().map(|p| p.0 == 0x7000).collect();
+    assert!(order.windows(3).all(|w| w.iter().any(|x| *x) && !w.iter().all(|x| *x)), "{order:?}");
+}
+
+#[test]
+fn a_fence_waits_for_the_one_of_the_other_way_and_for_what_is_before_both() {
+    for responses_first in [false, true] {
+        let mut b = Bench::new(1);
+        b.write_latency = 100;
+        b.list(0, &[sge(0x10_4000, 4096)]);
+        b.offer(write(0, 100, 0x7000, 8));
+        b.responses.push_back(data(0, 0, 0, 8, true));
+        b.fence();
+        let held = if responses_first {
+            b.offers.pop_back().map(|v| (Some(v), None))
+        } else {
+            b.responses.pop_back().map(|r| (None, Some(r)))
+        };
+        b.run(300);
+        assert_eq!((b.fences, b.pieces.len(), b.placements.len()), (0, 2, 1));
+        // what is behind the one that came stays, the other way goes on
+        if responses_first {
+            b.responses.push_back(data(0, 0, 8, 8, true));
+            b.offer(write(0, 101, 0x7100, 8));
+        } else {
+            b.offer(write(0, 101, 0x7100, 8));
+            b.responses.push_back(data(0, 0, 8, 8, true));
+        }
+        b.run(300);
+        assert_eq!((b.fences, b.pieces.len()), (0, 3));
+        match held {
+            Some((Some(v), None)) => b.offer(v),
+            Some((None, Some(r))) => b.responses.push_back(r),
+            _ => panic!(),
+        }
+        b.settle();
+        assert_eq!((b.fences, b.pieces.len(), b.released.len()), (1, 4, 4));
+    }
+}
+
+#[test]
+fn an_acknowledge_that_takes_no_placement_holds_place_and_loses_nothing() {
+    let mut b = Bench::new(1);
+    b.placement_ready = false;
+    b.list(0, &[sge(0x10_4000, 4096)]);
+    for n in 0..12 {
+        b.responses.push_back(data(0, 0, n, 1, true));
+    }
+    b.run(300);
+    assert!(b.placements.is_empty() && b.released.len() < 6, "{}", b.released.len());
+    b.placement_ready = true;
+    b.settle();
+    assert_eq!((b.placements.len(), b.released.len()), (12, 12));
+}
+
 #[test]
 fn random_messages_land_where_the_model_says_whatever_the_host_does() {
     for seed in 1..=10 {
@@ -904,6 +1114,8 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
         let mut psn = [100u32; QPS];
         let mut address = 0u32;
         let mut want: Vec<Vec<Piece>> = vec![vec![]; QPS];
+        let mut read_want: Vec<Vec<Piece>> = vec![vec![]; QPS];
+        let mut told: Vec<Vec<u16>> = vec![vec![]; QPS];
         let mut done: Vec<Vec<Done>> = vec![vec![]; QPS];
         let (mut packets, mut msn) = (0, [0u64; QPS]);
         for _ in 0..60 {
@@ -914,6 +1126,29 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
                 sges.push(sge(0x10_0000 + pick.below(0xf_0000), length));
             }
             let room: u32 = sges.iter().map(|s| s.length).sum();
+            if pick.one_in(4) {
+                let entry = packets as u16 % 256;
+                b.list(entry.into(), &sges);
+                let mut offset = 0;
+                loop {
+                    let length = (room - offset).min(256);
+                    address = (address + 256) % 32768;
+                    let last = offset + length == room;
+                    let piece = data(qp as u32, entry, offset, length, last);
+                    b.responses.push_back(Scatter { address, ..piece });
+                    if length > 0 {
+                        read_want[qp].extend(walk(&sges, offset, length, address));
+                    }
+                    packets += 1;
+                    offset += length;
+                    if last {
+                        break;
+                    }
+                }
+                told[qp].push(entry);
+                b.run(pick.below(20));
+                continue;
+            }
             let is_send = !pick.one_in(3);
             let total = if is_send { pick.below(u64::from(room) + 1) as u32 } else { pick.below(900) as u32 };
             let index = is_send.then(|| b.post(qp, &sges));
@@ -976,7 +1211,7 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
         b.settle();
         assert!(b.dropped.is_empty() && b.rejects.is_empty() && b.events.is_empty(), "seed {seed}");
         assert_eq!(b.released.len(), packets, "seed {seed}");
-        let mut all: Vec<Piece> = want.iter().flatten().copied().collect();
+        let mut all: Vec<Piece> = want.iter().chain(&read_want).flatten().copied().collect();
         let mut got = b.pieces.clone();
         for qp in 0..QPS {
             // in order within the QP
@@ -984,6 +1219,13 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
             for piece in &want[qp] {
                 assert!(rest.any(|p| p == piece), "seed {seed}, QP {qp}: {piece:?} missing or out of order");
             }
+            let mut rest = b.pieces.iter();
+            for piece in &read_want[qp] {
+                assert!(rest.any(|p| p == piece), "seed {seed}, QP {qp}: {piece:?} of a READ");
+            }
+            let mine = b.placements.iter().filter(|p| p.0 == qp as u32).map(|p| (p.1, p.2));
+            let all_told: Vec<_> = told[qp].iter().map(|wqe| (*wqe, 0)).collect();
+            assert_eq!(mine.collect::<Vec<_>>(), all_told, "seed {seed}, QP {qp}");
             let of_qp: Vec<Done> = b.done.iter().filter(|d| d.0 == qp as u32).copied().collect();
             assert_eq!(of_qp, done[qp], "seed {seed}, QP {qp}");
             if psn[qp] > 100 {

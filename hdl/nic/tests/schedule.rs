@@ -470,7 +470,14 @@ impl World {
             first += n;
             wqe += 1;
         }
-        let word = Requester { una_wqe: wqe, una_psn: una, una_first: first, epoch, ..Requester::default() };
+        let word = Requester {
+            una_wqe: wqe,
+            got_wqe: wqe,
+            una_psn: una,
+            got_first: first,
+            epoch,
+            ..Requester::default()
+        };
         self.s.poke("requester_enable", 1);
         self.s.poke("requester_address", q as u64);
         self.s.poke_bits("requester_data", &word.pack());

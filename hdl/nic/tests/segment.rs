@@ -28,6 +28,7 @@ struct Packet {
     responds: bool,
     /// Address, length and key of the first SGE.
     sge: (u64, u64, u64),
+    va: u64,
 }
 
 /// The block with its words, and a WQE ring per QP.
@@ -43,6 +44,7 @@ struct Bench {
     /// Packets in gather, and whether they stay there.
     inside: u64,
     held: bool,
+    lists: Vec<(u64, Bits)>,
     wqes: Vec<BTreeMap<u16, (SendWqe, bool)>>,
     producer: Vec<u16>,
     packets: Vec<Packet>,
@@ -89,6 +91,7 @@ impl Bench {
             owed: BTreeMap::new(),
             inside: 0,
             held: false,
+            lists: vec![],
             wqes: vec![BTreeMap::new(); n],
             producer: vec![0; n],
             packets: vec![],
@@ -115,8 +118,13 @@ impl Bench {
             cursor_wqe: index,
             ..Tx::default()
         };
-        self.requester[q] =
-            Requester { una_wqe: index, una_psn: psn, una_first: psn, ..Requester::default() };
+        self.requester[q] = Requester {
+            una_wqe: index,
+            got_wqe: index,
+            una_psn: psn,
+            got_first: psn,
+            ..Requester::default()
+        };
         self.producer[q] = index as u16;
     }
 
@@ -143,6 +151,9 @@ impl Bench {
             let at = s.peek("record_write_address");
             self.records.insert(at, Record::unpack(&s.peek_bits("record_write_data")));
         }
+        if s.peek("read_write_enable") == 1 {
+            self.lists.push((s.peek("read_write_address"), s.peek_bits("read_write_data")));
+        }
         for stream in ["data", "control"] {
             let mut get = |f: &str| s.peek(&format!("{stream}_{f}"));
             if get("valid") == 0 || get("ready") == 0 {
@@ -167,6 +178,7 @@ impl Bench {
                 msn: get("msn"),
                 responds: get("responds") == 1,
                 sge: (0, 0, 0),
+                va: get("va"),
             };
             let sges = s.peek_bits(&format!("{stream}_sges"));
             p.sge = (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32));
@@ -275,8 +287,8 @@ impl Bench {
         let t = self.tx[q];
         let r = &mut self.requester[q];
         r.una_psn = t.cursor_psn;
-        r.una_wqe = t.cursor_wqe;
-        r.una_first = t.cursor_first;
+        (r.una_wqe, r.got_wqe) = (t.cursor_wqe, t.cursor_wqe);
+        r.got_first = t.cursor_first;
     }
 
     fn initialise(&mut self, q: usize, pokes: &[(&str, u64)]) {
@@ -353,12 +365,229 @@ fn every_length_is_cut_at_every_path_mtu() {
                 let record = b.records[&(5 * 32 + u64::from(index) % 32)];
                 let opcode = u64::from(wr < 2);
                 let last_psn = from + want.len() as u64 - 1;
-                assert_eq!(record, Record { last_psn, signaled: 1, opcode, status: 0, length });
+                assert_eq!(record, Record { last_psn, signaled: 1, opcode, status: 0, length, is_read: 0 });
                 b.acknowledge_all(5);
             }
         }
     }
     assert_eq!(b.retransmits, 0);
+}
+
+fn read(length: u64) -> SendWqe {
+    SendWqe { opcode: 4, remote_addr: 0x7fff_0000_0123, rkey: 0xabcd, ..write(length) }
+}
+
+/// A bench whose QP 0 may have `limit` READs outstanding; entries 64.. of the read list are its own.
+fn reader(limit: u8) -> Bench {
+    let mut b = Bench::new();
+    b.rights[0].path_mtu = 1;
+    b.rights[0].max_rd_atomic = limit;
+    b.queues[0].read_base = 64;
+    b.queues[0].read_log_size = 2;
+    b
+}
+
+/// (opcode, PSN, bytes asked for, VA) of each packet.
+fn asked(packets: &[Packet]) -> Vec<(u64, u64, u64, u64)> {
+    let of = |p: &Packet| (p.opcode, p.psn, p.dma_length, p.va.wrapping_sub(0x7fff_0000_0123));
+    packets.iter().map(of).collect()
+}
+
+#[test]
+fn a_read_of_any_length_is_one_request_with_the_psns_of_its_responses() {
+    let mut b = reader(16);
+    for code in 1..=5u8 {
+        let mtu = 128u64 << code;
+        b.rights[0].path_mtu = code;
+        for (length, psns) in
+            [(0, 1), (1, 1), (mtu - 1, 1), (mtu, 1), (mtu + 1, 2), (3 * mtu, 3), (3 * mtu + 5, 4)]
+        {
+            // at the wrap of the PSN
+            b.start_at(0, 0xff_fffe, 7);
+            b.tx[0].rd_next = 5;
+            b.requester[0].rd_retired = 5;
+            b.packets.clear();
+            b.lists.clear();
+            b.post(0, SendWqe { num_sge: 2, solicited: true, ..read(length) });
+            b.post(0, write(1));
+            b.run(0);
+            let [p, w] = &b.packets[..] else { panic!("{:?}", b.packets) };
+            assert_eq!(asked(std::slice::from_ref(p)), [(0x0c, 0xff_fffe, length, 0)], "{length} at {mtu}");
+            assert_eq!((p.length, p.ack_req, p.solicited), (0, true, false));
+            assert_eq!((w.opcode, w.psn), (0x0a, (0xff_fffe + psns) & PSN));
+            let last_psn = (0xff_fffe + psns - 1) & PSN;
+            let record = Record { last_psn, signaled: 1, opcode: 2, status: 0, length, is_read: 1 };
+            assert_eq!(b.records[&7], record);
+            let t = b.tx[0];
+            assert_eq!((t.next_psn, t.sent_psn, t.rd_next), ((w.psn + 1) & PSN, (w.psn + 1) & PSN, 6));
+            // the two SGEs that the WQE has, in entry 64 + 5 % 4
+            let mut sges = [0; 64];
+            sges[..16].fill(1);
+            sges[16..32].fill(2);
+            assert_eq!(b.lists, [(65, Bits::from_bytes(512, &sges))]);
+        }
+    }
+}
+
+#[test]
+fn no_more_reads_are_outstanding_than_the_peer_takes() {
+    for limit in [1u8, 2, 16] {
+        let mut b = reader(limit);
+        // the count wraps on the way
+        b.start_at(0, 0, 0);
+        b.tx[0].rd_next = 250;
+        b.requester[0].rd_retired = 250;
+        for _ in 0..20 {
+            b.post(0, read(600));
+        }
+        b.run(0);
+        assert_eq!(b.packets.len(), usize::from(limit));
+        // answered is not enough: its entry is free when its data is in memory
+        b.requester[0].rd_got = 251;
+        b.requester[0].una_psn = 3;
+        b.requester[0].got_wqe = 1;
+        b.requester[0].got_first = 3;
+        b.run(0);
+        assert_eq!(b.packets.len(), usize::from(limit));
+        b.requester[0].rd_retired = 251;
+        b.run(0);
+        assert_eq!(b.packets.len(), usize::from(limit) + 1);
+    }
+}
+
+#[test]
+fn a_read_of_a_qp_that_may_have_none_is_bad_and_does_not_hang() {
+    let mut b = reader(0);
+    b.start_at(0, 50, 0);
+    b.post(0, read(8));
+    b.run(0);
+    assert_eq!((b.packets.len(), b.kicks.clone()), (0, vec![0]));
+    assert_eq!((b.records[&0].status, b.records[&0].is_read), (WcStatus::LocQpOpErr as u64, 0));
+    assert_eq!((b.rejects.clone(), b.tx[0].rd_next), (vec![Reject::WqeOpcode as u64], 0));
+}
+
+#[test]
+fn a_fence_waits_until_the_data_of_all_reads_is_in_memory() {
+    let mut b = reader(4);
+    b.start_at(0, 0, 0);
+    b.post(0, read(600));
+    b.post(0, read(8));
+    b.post(0, SendWqe { fence: true, ..write(8) });
+    b.post(0, write(8));
+    b.run(0);
+    assert_eq!(b.packets.len(), 2);
+    b.requester[0].rd_retired = 1;
+    b.run(0);
+    assert_eq!(b.packets.len(), 2);
+    b.requester[0].rd_retired = 2;
+    b.run(0);
+    assert_eq!(b.packets.len(), 4);
+    // sent once, it does not wait again in replay
+    b.post(0, read(8));
+    b.run(0);
+    b.requester[0] = Requester { epoch: 1, una_psn: 4, got_wqe: 2, got_first: 4, ..b.requester[0] };
+    b.packets.clear();
+    b.run(0);
+    assert_eq!(asked(&b.packets).iter().map(|p| p.1).collect::<Vec<_>>(), [4, 5, 6]);
+    assert_eq!(b.lists.len(), 3, "replay leaves the read list alone");
+}
+
+#[test]
+fn a_read_repeated_from_its_middle_asks_for_the_rest_to_its_end() {
+    let mut b = reader(4);
+    b.start_at(0, 0xff_fffe, 9);
+    b.post(0, read(5 * 256 + 17));
+    b.post(0, write(8));
+    b.run(0);
+    let before = b.tx[0];
+    for (n, (una, offset)) in [(0xff_fffe, 0), (0, 2 * 256), (3, 5 * 256)].into_iter().enumerate() {
+        b.packets.clear();
+        let epoch = n as u64 + 1;
+        b.requester[0] =
+            Requester { epoch, una_wqe: 9, got_wqe: 9, una_psn: una, got_first: 0xff_fffe, ..b.requester[0] };
+        b.run(0);
+        assert_eq!(
+            asked(&b.packets)[..1],
+            [(0x0c, una, 5 * 256 + 17 - offset, offset)],
+            "from byte {offset}"
+        );
+        assert_eq!((b.packets[1].opcode, b.packets[1].psn), (0x0a, 4));
+        assert_eq!(Tx { epoch: 0, unasked: 0, ..b.tx[0] }, Tx { epoch: 0, unasked: 0, ..before });
+    }
+    assert_eq!((b.retransmits, b.lists.len()), (6, 1));
+}
+
+#[test]
+fn a_read_longer_than_the_window_is_asked_for_in_parts_that_never_overrun_it() {
+    for (limit, part) in [(1u64, 1u64), (2, 2), (5, 4), (7, 4), (8, 8), (9, 8)] {
+        let mut b = reader(1);
+        b.rights[0].max_inflight = limit as u16;
+        b.start_at(0, 0xff_fff0, 0);
+        b.post(0, write(8));
+        b.post(0, read(20 * 256));
+        b.post(0, write(8));
+        b.run(0);
+        let mut at = 0;
+        if part + 1 > limit {
+            assert_eq!(b.packets.len(), 1, "window {limit}: no room behind the WRITE");
+        }
+        while at < 20 {
+            // all before it is answered
+            let psn = (0xff_fff1 + at) & PSN;
+            b.requester[0] =
+                Requester { una_psn: psn, got_wqe: 1, una_wqe: 1, got_first: 0xff_fff1, ..b.requester[0] };
+            b.run(0);
+            let here = b.packets.iter().find(|p| p.opcode == 0x0c && p.psn == psn).expect("asked").clone();
+            let (bytes, half) = (part.min(20 - at) * 256, part.min(20 - at) / 2);
+            assert_eq!(asked(&[here]), [(0x0c, psn, bytes, at * 256)], "window {limit}");
+            let count = b.packets.len();
+            // in its middle: nothing new
+            b.requester[0].una_psn = (psn + half) & PSN;
+            if half > 0 {
+                b.run(0);
+                let new: Vec<u64> = b.packets[count..].iter().map(|p| p.opcode).collect();
+                assert!(new.iter().all(|opcode| *opcode == 0x0a), "window {limit}: {new:?}");
+                // repeated from there, it ends where it did
+                let epoch = (b.requester[0].epoch + 1) & 15;
+                b.requester[0].epoch = epoch;
+                b.packets.clear();
+                b.run(0);
+                let rest = bytes - half * 256;
+                let again = [(0x0c, b.requester[0].una_psn, rest, (at + half) * 256)];
+                assert_eq!(asked(&b.packets[..1]), again, "window {limit}");
+            }
+            at += part;
+        }
+        assert_eq!((b.tx[0].rd_next, b.lists.len()), (1, 1));
+        assert_eq!(b.tx[0].cursor_wqe, 2 + u64::from(b.tx[0].cursor_psn == 0x6));
+    }
+    // the longest message at the smallest MTU, without a limit
+    let mut b = reader(1);
+    b.start_at(0, 5, 0);
+    b.post(0, read(1 << 31));
+    b.run(0);
+    assert_eq!(asked(&b.packets), [(0x0c, 5, WINDOW << 8, 0)]);
+    b.requester[0].una_psn = 5 + WINDOW;
+    b.run(0);
+    assert_eq!(asked(&b.packets[1..]), [(0x0c, 5 + WINDOW, WINDOW << 8, WINDOW << 8)]);
+    assert_eq!((b.tx[0].cursor_wqe, b.tx[0].next_psn), (1, (5 + 2 * WINDOW) & PSN));
+}
+
+#[test]
+fn what_follows_a_read_sees_the_window_that_it_leaves() {
+    let mut b = reader(2);
+    b.rights[0].max_inflight = 5;
+    b.start_at(0, 0, 0);
+    b.post(0, read(6 * 256));
+    (0..4).for_each(|_| {
+        b.post(0, write(8));
+    });
+    b.run(0);
+    assert_eq!(b.packets.iter().map(|p| p.psn).collect::<Vec<_>>(), [0], "cut at four");
+    b.requester[0].una_psn = 4;
+    b.run(0);
+    // two of the READ, three WRITEs
+    assert_eq!(b.packets.iter().map(|p| p.psn).collect::<Vec<_>>(), [0, 4, 6, 7, 8]);
 }
 
 #[test]
@@ -658,8 +887,8 @@ fn the_window_is_kept_on_both_sides_of_its_limit() {
         b.run(2);
         assert_eq!(b.packets.len() as u64, limit, "a closed window sends nothing");
         b.requester[2].una_psn = 0xff_ffff;
-        b.requester[2].una_first = 0xff_ffff;
-        b.requester[2].una_wqe = 1;
+        b.requester[2].got_first = 0xff_ffff;
+        (b.requester[2].una_wqe, b.requester[2].got_wqe) = (1, 1);
         b.run(2);
         assert_eq!(b.packets.len() as u64, limit + 1, "one acknowledged, one more");
     }
@@ -667,7 +896,7 @@ fn the_window_is_kept_on_both_sides_of_its_limit() {
     for (ahead, sends) in [(WINDOW - 1, 1), (WINDOW, 0)] {
         let mut b = Bench::new();
         b.start_at(2, ahead, 9);
-        b.requester[2] = Requester { una_wqe: 8, ..Requester::default() };
+        b.requester[2] = Requester { una_wqe: 8, got_wqe: 8, ..Requester::default() };
         b.post(2, write(8));
         b.run(2);
         assert_eq!(b.packets.len(), sends);
@@ -685,10 +914,11 @@ fn a_full_record_ring_waits_for_a_retired_wqe() {
     b.run(3);
     assert_eq!(b.packets.len(), 4);
     assert_eq!(b.tx[3].next_psn, 54);
-    b.requester[3] = Requester { una_wqe: 0xffff, una_psn: 51, una_first: 51, ..b.requester[3] };
+    b.requester[3] =
+        Requester { una_wqe: 0xffff, got_wqe: 0xffff, una_psn: 51, got_first: 51, ..b.requester[3] };
     b.run(3);
     assert_eq!(b.packets.len(), 5);
-    b.requester[3] = Requester { una_wqe: 3, una_psn: 55, una_first: 55, ..b.requester[3] };
+    b.requester[3] = Requester { una_wqe: 3, got_wqe: 3, una_psn: 55, got_first: 55, ..b.requester[3] };
     b.run(3);
     assert_eq!(b.packets.len(), 6);
     assert_eq!(b.records.keys().copied().collect::<Vec<_>>(), [96, 97, 98, 99]);
@@ -712,8 +942,9 @@ fn a_rewind_goes_to_the_middle_of_a_message_and_to_an_earlier_wqe() {
         b.requester[4] = Requester {
             epoch,
             una_wqe: wqe,
+            got_wqe: wqe,
             una_psn: (0xff_fff0 + lost) & PSN,
-            una_first: first & PSN,
+            got_first: first & PSN,
             ..b.requester[4]
         };
         b.run(4);
@@ -743,18 +974,19 @@ fn a_cursor_overtaken_by_acknowledgements_jumps_forward() {
     assert!(b.turn(6));
     assert_eq!(b.tx[6].cursor_psn, 11);
     b.settle();
-    b.requester[6] = Requester { una_psn: 15, una_wqe: 2, una_first: 14, ..b.requester[6] };
+    b.requester[6] = Requester { una_psn: 15, una_wqe: 2, got_wqe: 2, got_first: 14, ..b.requester[6] };
     b.packets.clear();
     b.run(6);
     assert_eq!(seen(&b.packets), [(0x08, 1024, 1024)]);
     assert_eq!(b.packets[0].psn, 15);
     // same PSN, later WQE: the triple moved in two steps, and in between the cursor lies behind its WQE
     b.post(6, write(1));
-    b.requester[6] = Requester { una_psn: 16, una_wqe: 2, una_first: 14, epoch: 2, ..b.requester[6] };
+    b.requester[6] =
+        Requester { una_psn: 16, una_wqe: 2, got_wqe: 2, got_first: 14, epoch: 2, ..b.requester[6] };
     b.packets.clear();
     b.run(6);
     assert_eq!((b.tx[6].cursor_wqe, b.packets.len()), (2, 0));
-    b.requester[6] = Requester { una_psn: 16, una_wqe: 3, una_first: 16, ..b.requester[6] };
+    b.requester[6] = Requester { una_psn: 16, una_wqe: 3, got_wqe: 3, got_first: 16, ..b.requester[6] };
     b.run(6);
     assert_eq!(b.tx[6].cursor_wqe, 4);
     assert_eq!((b.packets.len(), b.packets[0].psn, b.packets[0].wqe), (1, 16, 3));
@@ -1021,6 +1253,7 @@ fn initialise_starts_and_clears_a_word() {
         epoch: 7,
         paid: 8,
         unasked: 9,
+        rd_next: 3,
         halt: 1,
         res_cursor: 10,
         res_sent: 11,
@@ -1050,6 +1283,7 @@ fn initialise_starts_and_clears_a_word() {
         next_psn: psn,
         sent_psn: psn,
         assigned: 0,
+        rd_next: 0,
         cursor_wqe: 0,
         cursor_psn: psn,
         cursor_first: psn,
@@ -1122,8 +1356,9 @@ fn random_messages_losses_and_acknowledgements_follow_the_model() {
             let una_first = m.assigned.get(una_wqe).map_or(m.next, |a| a.0);
             b.requester[q] = Requester {
                 una_wqe: (index0 + una_wqe as u64) & 0xffff,
+                got_wqe: (index0 + una_wqe as u64) & 0xffff,
                 una_psn: (psn0 + una) & PSN,
-                una_first: (psn0 + una_first) & PSN,
+                got_first: (psn0 + una_first) & PSN,
                 epoch: epoch & 15,
                 ..Requester::default()
             };

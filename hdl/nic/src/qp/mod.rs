@@ -7,7 +7,7 @@
 //! | [`Tx`] | segment | cursors, next PSN, epoch, what was paid |
 //! | [`Expect`] | check | ePSN, open message, RQ allocation |
 //! | [`Placed`] | place | acknowledged PSN, MSN, the tail owed, READs to answer |
-//! | [`Requester`] | acknowledge | oldest unacknowledged work, retries, deadline |
+//! | [`Requester`] | acknowledge | oldest unanswered work, oldest not retired, retries, deadline |
 //!
 //! Every writer has a `halt` bit in its own word; a QP works only while its context says so and no halt is set.
 //! A word lives in one [`State`] memory per word: one write port, as many read ports as there are readers; a read
@@ -15,7 +15,7 @@
 
 use crate::config::Config;
 use contract::context::QpQueuesBits;
-use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit};
+use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mux};
 
 /// Bits of a packet sequence number.
 pub const PSN: u32 = 24;
@@ -23,6 +23,10 @@ pub const PSN: u32 = 24;
 pub const INDEX: u32 = 16;
 /// Bits of the number of a READ owed to the peer.
 pub const RING: u32 = 8;
+/// Bits of a free-running count of READs; `max_rd_atomic` has 5.
+pub const READS: u32 = 8;
+/// PSNs in flight when the context sets no limit: a quarter of the PSN space, so that "before" stays decidable.
+pub const WINDOW: u64 = 1 << 22;
 /// Bits of a deadline: the low bits of `now` (2^40 clocks of 4 ns are 73 minutes; the longest timeout is 2.4 hours
 /// at code 31, which is clamped to 2^38 clocks, 18 minutes).
 pub const DEADLINE: u32 = 40;
@@ -57,6 +61,9 @@ pub struct Tx {
     /// Packets since the last that asked for an acknowledgement.
     #[shape(8)]
     pub unasked: Sig,
+    /// Counts READs that were given PSNs and an entry of the read list.
+    #[shape(READS)]
+    pub rd_next: Sig,
     /// Nothing new is sent.
     pub halt: Sig,
     /// The READ ([`OwedRead`]) of the next READ response.
@@ -87,15 +94,29 @@ pub struct Tx {
 /// What acknowledge knows: what the peer still owes us.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct Requester {
-    /// Oldest WQE not retired. A rewind goes back to this triple.
+    /// Oldest WQE not retired: answered it may be, but a READ retires only when its data is in memory.
     #[shape(INDEX)]
     pub una_wqe: Sig,
-    /// Oldest PSN not acknowledged.
+    /// Oldest WQE not answered whole. A rewind goes back to the triple of this and the next two.
+    #[shape(INDEX)]
+    pub got_wqe: Sig,
+    /// Oldest PSN not answered: not acknowledged, or of a READ, its data not handed to place.
     #[shape(PSN)]
     pub una_psn: Sig,
-    /// First PSN of `una_wqe`.
+    /// First PSN of `got_wqe`.
     #[shape(PSN)]
-    pub una_first: Sig,
+    pub got_first: Sig,
+    /// Counts READs answered whole: the number of the READ under `got_wqe`, if that is one.
+    #[shape(READS)]
+    pub rd_got: Sig,
+    /// Counts READs whose data is in memory.
+    #[shape(READS)]
+    pub rd_placed: Sig,
+    /// Counts READs retired.
+    #[shape(READS)]
+    pub rd_retired: Sig,
+    /// The gap at `una_psn` has cost its implied NAK.
+    pub implied: Sig,
     /// Counts rewinds: segment goes back to the triple when it differs from `Tx::epoch`.
     #[shape(4)]
     pub epoch: Sig,
@@ -256,6 +277,8 @@ pub struct Record {
     /// Bytes of the message.
     #[shape(32)]
     pub length: Sig,
+    /// A READ: only its own responses answer it.
+    pub is_read: Sig,
 }
 
 /// A write into a state memory.
@@ -381,6 +404,14 @@ pub struct Initialise {
 /// PSN difference `a - b`, 24 bits; its top bit says that `a` is before `b` (IBA 9.7.2).
 pub fn psn_before(a: Sig, b: Sig) -> Sig {
     (a - b).msb()
+}
+
+/// The PSNs of a READ are cut into requests at multiples of a power of two, the largest that the window holds: less
+/// one. So every request fits into an empty window, and one repeated from its middle ends where the first one did.
+pub fn read_cut(max_inflight: Sig) -> Sig {
+    // all ones from the highest one down
+    let ones = [1, 2, 4, 8].into_iter().fold(max_inflight, |w, n| w | w.bits(n, 16 - n).extend(16));
+    mux(max_inflight.any(), ones.bits(1, 15).extend(PSN), lit(PSN, WINDOW - 1))
 }
 
 /// A stream alias that reads well in port lists.

@@ -9,9 +9,10 @@
 //! ```
 //! A duplicate READ is looked for among the READs kept, the youngest first, one per clock, before its clock 3.
 //!
-//! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order, 4
-//! clocks after the packet was taken (a duplicate READ: up to 20); a packet is taken every 4 clocks (measured), more
-//! seldom only while place or acknowledge refuse. Never waits for host memory: no receive WQE is told from producer and consumer alone.
+//! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order (a READ
+//! response with its payload and slot; a fence on both), 4 clocks after the packet was taken (a duplicate READ: up to
+//! 20); a packet is taken every 4 clocks (measured), more seldom only while place or acknowledge refuse. Never waits for
+//! host memory: no receive WQE is told from producer and consumer alone.
 //!
 //! The order of the checks is that of IBA 9.6.1 and 9.7: what cannot be believed is dropped without an answer (QPN,
 //! transport, state, halt, addresses, P_Key); then PSN, opcode sequence, QP rights, receive WQE, lengths, R_Key. The
@@ -89,7 +90,7 @@ pub struct CheckIo {
     /// Good frames, in order.
     #[sink(c.config.clone())]
     pub headers: Stream<Headers>,
-    /// A fence token waits; it passes in order as a verdict [`Action::Fence`].
+    /// A fence token waits; it passes in order as a verdict [`Action::Fence`] and as a response.
     #[input]
     pub fence_valid: Sig,
     /// The fence token is taken.
@@ -101,7 +102,7 @@ pub struct CheckIo {
     /// Requests, to place.
     #[source(c.config.clone())]
     pub verdict: Stream<Verdict>,
-    /// Acknowledgements, to acknowledge.
+    /// Acknowledgements and READ responses, to acknowledge.
     #[source(c.config.clone())]
     pub response: Stream<Response>,
     /// A packet's slot is free again.
@@ -285,7 +286,7 @@ impl Module for Check {
             (halted, code(Reject::QpHalted)),
             (!same_addresses, code(Reject::WrongAddress)),
             (!same_pkey, code(Reject::BadPkey)),
-            (responds & op.ne(Opcode::RcAcknowledge.code()), code(Reject::ResponseUnexpected)),
+            (responds & op.eq(Opcode::RcAtomicAcknowledge.code()), code(Reject::ResponseUnexpected)),
         ]);
         let distance = h.psn - word.epsn;
         let sequence_now =
@@ -418,9 +419,18 @@ impl Module for Check {
         let gap = asks & !expected & !duplicate;
         let nak_gap = (gap & !e.nak_sent).named("nak_gap");
 
-        let respond = believed & responds;
+        let carries = responds & op.ne(Opcode::RcAcknowledge.code());
+        let respond = (believed & responds & !(carries & misshapen)).named("respond");
+        when(fence, || {
+            response_valid.set(1);
+            response.fence.set(1);
+        });
         when(respond, || {
             response_valid.set(1);
+            response.fence.set(0);
+            response.length.set(h.length);
+            response.address.set(h.address);
+            response.slot.set(h.slot);
             response.qp.set(qp);
             response.opcode.set(op);
             response.psn.set(h.psn);
@@ -471,8 +481,8 @@ impl Module for Check {
             verdict.imm.set(h.imm);
         });
 
-        // the slot goes with an accepted payload; everything else is over here
-        io.release_valid.set(at3 & !(accept & !read));
+        // the slot goes with an accepted payload or a READ response; everything else is over here
+        io.release_valid.set(at3 & !(accept & !read) & !(respond & carries));
         io.release_slot.set(h.slot);
         let gap_reason =
             mux(e.nak_sent, code(Reject::PsnOutOfSequenceRepeat), code(Reject::PsnOutOfSequence));
@@ -486,9 +496,13 @@ impl Module for Check {
             refused,
             reason,
             mux(
-                duplicate,
-                duplicate_reason,
-                mux(!expected, gap_reason, mux(faulty, fault, code(Reject::MissQueueFull))),
+                responds,
+                code(Reject::BadLength),
+                mux(
+                    duplicate,
+                    duplicate_reason,
+                    mux(!expected, gap_reason, mux(faulty, fault, code(Reject::MissQueueFull))),
+                ),
             ),
         );
         io.count.valid.set(at3 & !accept & !respond);

@@ -1,12 +1,14 @@
-//! Writes the payload of accepted requests to host memory, then owes the peer its acknowledgement and the user his CQE.
+//! Writes the payload of accepted requests to host memory, then owes the peer its acknowledgement and the user his CQE;
+//! writes the payload of READ responses, then tells acknowledge.
 //!
 //! ```text
 //! verdicts > [4] > rest, words > key, emit per piece > payload write ----> [16] > finish: placed, CQE, event, wake
 //!               \> miss queue: SENDs whose receive WQE is not here yet      ^ written, in order
+//! data > [4] --> as a SEND, but through the SGEs of the read list; never parked > finish: placement
 //! ```
 //! In: verdicts of check. Out: one `payload` per contiguous piece (a WRITE has one, a SEND one per SGE that it touches);
 //! after the write engine has told that a piece was `written`, in order: the tail (ACK or NAK) in `placed`, the receive
-//! CQE, the slot, a wake for schedule.
+//! CQE, the slot, a wake for schedule. Requests and READ responses take turns.
 //!
 //! A WRITE takes 3 clocks, a SEND of one piece 4 (measured), each further piece 2, each SGE that is skipped 1; a packet
 //! without payload 3. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
@@ -26,12 +28,17 @@
 //! the MSN, and `placed.res_head` lets segment answer it. A duplicate READ asks segment to go back; of two that segment
 //! has not seen yet the older remains, which reaches both.
 //!
-//! A fence comes out (`fence_done`) when all that came before it is written and reported, nothing is parked from before
+//! Of a READ: SGEs that are too short (LOC_LEN_ERR) or whose key does not allow it (LOC_PROT_ERR) make a `placement` with
+//! that status instead of one with status 0 when the last byte is written; in order per QP, nothing is NAKed.
+//!
+//! A fence comes on both inputs; each stops at its own until the other's is there, then it is one. It comes out
+//! (`fence_done`) when all that came before it is written and reported, nothing is parked from before
 //! it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded meanwhile.
 
 use crate::config::Config;
 use crate::flow::{
-    Action, Completion, Count, Event, PayloadWrite, ReadData, ReadDone, ReadRequest, Verdict, Wake,
+    Action, Completion, Count, Event, Fault, PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict,
+    Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
@@ -46,7 +53,7 @@ use hdl::{
     select, when,
 };
 
-/// Verdicts that wait in front of place.
+/// Verdicts, and READ responses, that wait in front of place.
 const VERDICTS: u32 = 4;
 /// Pieces and packets that wait for their writes.
 const FINISHES: u32 = 16;
@@ -60,6 +67,8 @@ pub const REJECTS: &[Reject] = &[
     Reject::LkeyBad,
     Reject::ReceiveTooShort,
     Reject::WqeFetchFailed,
+    Reject::SglTooShort,
+    Reject::SglKey,
 ];
 
 /// The stage, for one card configuration.
@@ -76,6 +85,18 @@ pub struct PlaceIo {
     /// From check, directly: the FIFO is inside.
     #[sink(c.config.clone())]
     pub verdict: Stream<Verdict>,
+    /// READ responses and the fence, from acknowledge.
+    #[sink(c.config.clone())]
+    pub data: Stream<Scatter>,
+    /// A READ's data is in memory (status 0), or cannot be; in order per QP.
+    #[source(c.config.clone())]
+    pub placement: Stream<Fault>,
+    /// Entry of the read list that is wanted in the next clock.
+    #[output(c.config.read_bits())]
+    pub list_address: Sig,
+    /// It: `sges` SGEs, the first lowest.
+    #[input(c.config.sges * 128)]
+    pub list_word: Sig,
     /// One more SEND can be taken.
     #[output]
     pub room: Sig,
@@ -219,6 +240,7 @@ enum Kind {
     Discard,
     Respond,
     Rewind,
+    Read,
 }
 
 #[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -253,6 +275,7 @@ impl Module for Place {
         fifo.input.data.set(io.verdict.data.to_bits());
         io.verdict.ready.set(fifo.input.ready);
         let arrived = Verdict::from_bits(c, fifo.output.data);
+        let data = buffer("data_fifo", c, VERDICTS, &io.data);
         let parked = Memory::new("parked", misses, width).style("distributed");
         let used = reg_init("used", misses, 0);
         let retry = reg_init("retry", misses, 0);
@@ -278,20 +301,41 @@ impl Module for Place {
         let is = |v: &Verdict, a: Action| v.action.eq(a.code());
         let resting = at(Phase::Rest).named("resting");
         let fence_waits = fifo.output.valid & is(&arrived, Action::Fence);
-        let fence_held = (fence_waits & used.any()).named("fence_held");
+        let data_fence = data.valid & data.data.fence;
+        let fence_held = (fence_waits & (used.any() | !data_fence)).named("fence_held");
         let consumed = Stream::<WqeName>::wires(c, "consumed");
         let from_miss = runnable.any();
-        let begin =
-            (resting & consumed.ready & (from_miss | (fifo.output.valid & !fence_held))).named("begins");
-        let chosen = again.or_else(c, from_miss, &arrived);
+        let from_verdicts = fifo.output.valid & !fence_held;
+        let data_first = reg_init("data_first", 1, 0);
+        let from_data =
+            (!from_miss & data.valid & !data.data.fence & (!from_verdicts | data_first)).named("from_data");
+        let begin = (resting & consumed.ready & (from_miss | from_verdicts | from_data)).named("begins");
+        let nothing = Verdict::wires(c, "nothing");
+        nothing.assign_zero();
+        let scatter = Verdict {
+            action: lit(3, Action::Data.code()),
+            qp: data.data.qp,
+            last: data.data.last,
+            wqe_index: data.data.wqe_index,
+            offset: data.data.offset,
+            length: data.data.length,
+            address: data.data.address,
+            slot: data.data.slot,
+            ..nothing
+        };
+        let chosen = again.or_else(c, from_miss, &scatter.or_else(c, from_data, &arrived));
         let v = Verdict::regs(c, "under_way");
         let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
+        let unwanted = reg("is_unwanted", 1);
         when(begin, || {
             v.assign(&chosen);
             missed.set(from_miss);
             entry.set(again_at);
+            unwanted.set(from_data & data.data.discard);
+            data_first.set(!from_data);
             to(Phase::Words);
         });
+        io.list_address.set(data.data.entry);
         io.packet_address.set(chosen.qp);
         let wqes = hdl::instance("wqes", &ReceiveWqes { config: c.clone() });
         wqes.query.qp.set(chosen.qp);
@@ -307,10 +351,12 @@ impl Module for Place {
         let dead = reg_init("dead", c.qps, 0);
         let is_dead = dead.bit_at(v.qp);
         let (fence, send, write) = (is(&v, Action::Fence), is(&v, Action::Send), is(&v, Action::Write));
-        let holds = (send | write).named("holds_slot");
-        let discard = (!fence & (is_dead | !receives)).named("discard");
+        let reads = is(&v, Action::Data);
+        let scatters = (send | reads).named("scatters");
+        let holds = (scatters | write).named("holds_slot");
+        let discard = (!fence & (is_dead | !receives | unwanted)).named("discard");
         let same = bits(&|i| used.bit(i as u32) & whose[i].eq(v.qp)).named("same_qp");
-        let behind = !missed & same.any() & !fence;
+        let behind = !missed & same.any() & !fence & !reads;
         let loads = send & v.length.any();
         let missing = loads & !wqes.present & !wqes.failed;
         let full = used.all();
@@ -320,7 +366,8 @@ impl Module for Place {
         let still = (words & missed & !discard & missing).named("still_missing");
         let go = (words & !park & !stall & !still).named("go");
         let unread = go & !discard & loads & wqes.failed;
-        fifo.output.ready.set(words & !missed & !stall);
+        fifo.output.ready.set(words & !missed & !stall & !reads);
+        data.ready.set(words & (reads | (fence & !missed)));
         wqes.missed_valid.set((park | still) & missing);
         wqes.missed_qp.set(v.qp);
 
@@ -336,9 +383,10 @@ impl Module for Place {
         let (fault, fault_syndrome, fault_status) =
             (reg("fault", 1), reg("fault_syndrome", 8), reg("fault_status", 8));
         let (lost, gone) = (reg("discarded", 1), reg("state_left", 1));
-        let sge_at = |i: u32| SgeBits::unpack(wqes.wqe.bits(i * 128, 128));
+        let landing = mux(reads, io.list_word.resize(RECEIVE_WQE * 8), wqes.wqe);
+        let sge_at = |i: u32| SgeBits::unpack(landing.bits(i * 128, 128));
         when(words, || {
-            list.set(wqes.wqe);
+            list.set(landing);
             count.set(sges);
             total.set(
                 (0..sges).map(|i| sge_at(i).length.extend(34)).reduce(|a, b| a + b).unwrap_or(lit(34, 0)),
@@ -358,7 +406,7 @@ impl Module for Place {
         when(go, || {
             to(Phase::Push);
             when(!discard & !unread & v.length.any(), || {
-                when(send, || to(Phase::Key));
+                when(scatters, || to(Phase::Key));
                 when(write, || to(Phase::Emit));
             });
         });
@@ -397,18 +445,18 @@ impl Module for Place {
         let rights_wanted = lit(8, u64::from(access::LOCAL_WRITE));
         let judged = mr::judge(&entry_word, sge.lkey, va, piece.extend(32), pd, rights_wanted);
         let beyond = sge.lkey.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any();
-        let bad_key = (emitting & send & (!judged.ok | beyond)).named("bad_key");
-        let length = mux(send, piece, rest);
+        let bad_key = (emitting & scatters & (!judged.ok | beyond)).named("bad_key");
+        let length = mux(scatters, piece, rest);
         let whole = length.eq(rest);
         let payload = Stream::<PayloadWrite>::wires(c, "piece_out");
         let finish = Stream::<Finish>::wires(c, "finish_in");
         let write_piece = emitting & !bad_key;
         payload.valid.set(write_piece & finish.ready);
         payload.data.assign(&PayloadWrite {
-            iova: mux(send, judged.iova, v.iova),
+            iova: mux(scatters, judged.iova, v.iova),
             length: length.bits(0, 13),
             address: at_byte,
-            relaxed: mux(send, entry_word.relaxed_ordering, v.relaxed),
+            relaxed: mux(scatters, entry_word.relaxed_ordering, v.relaxed),
         });
         let payload_out = buffer("payload_fifo", c, 2, &payload);
         io.payload.take(&payload_out);
@@ -429,8 +477,8 @@ impl Module for Place {
 
         // push: a packet without (further) payload
         let pushing = at(Phase::Push).named("pushing");
-        let naks = is(&v, Action::Nak) | fault;
-        let fatal = (is(&v, Action::Nak) & v.fatal) | fault;
+        let naks = is(&v, Action::Nak) | (fault & !reads);
+        let fatal = (is(&v, Action::Nak) & v.fatal) | (fault & !reads);
         finish.valid.set(pushing | (write_piece & payload.ready));
         finish.data.assign(&Finish {
             piece: emitting,
@@ -442,15 +490,19 @@ impl Module for Place {
                     lost,
                     kind(Kind::Discard),
                     mux(
-                        naks,
-                        kind(Kind::Nak),
+                        reads,
+                        kind(Kind::Read),
                         mux(
-                            is(&v, Action::Reack),
-                            kind(Kind::Reack),
+                            naks,
+                            kind(Kind::Nak),
                             mux(
-                                is(&v, Action::Respond),
-                                kind(Kind::Respond),
-                                mux(is(&v, Action::Rewind), kind(Kind::Rewind), kind(Kind::Accept)),
+                                is(&v, Action::Reack),
+                                kind(Kind::Reack),
+                                mux(
+                                    is(&v, Action::Respond),
+                                    kind(Kind::Respond),
+                                    mux(is(&v, Action::Rewind), kind(Kind::Rewind), kind(Kind::Accept)),
+                                ),
                             ),
                         ),
                     ),
@@ -481,17 +533,17 @@ impl Module for Place {
         wqes.consumed.take(&consumed);
 
         // refusals, one per packet
-        let refuse = (pushing & finish.ready & (fault | lost) & !fence).named("refuse");
+        let refuse = (pushing & finish.ready & (fault | lost) & !fence & !unwanted).named("refuse");
         io.count.valid.set(refuse);
         io.count.index.set(mux(
             lost,
             mux(gone, reason(Reject::WrongQpState), reason(Reject::QpHalted)),
             mux(
                 fault_syndrome.eq(0x61),
-                reason(Reject::ReceiveTooShort),
+                mux(reads, reason(Reject::SglTooShort), reason(Reject::ReceiveTooShort)),
                 mux(
                     fault_status.eq(status(WcStatus::LocProtErr)),
-                    reason(Reject::LkeyBad),
+                    mux(reads, reason(Reject::SglKey), reason(Reject::LkeyBad)),
                     reason(Reject::WqeFetchFailed),
                 ),
             ),
@@ -533,8 +585,19 @@ impl Module for Place {
         let middle = f_rest & here & !f.ends;
         let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained;
         let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
-        let packet =
-            f_rest & here & f.ends & !is_kind(Kind::Fence) & !is_kind(Kind::Discard) & !io.initialise.valid;
+        let placement = Stream::<Fault>::wires(c, "placement_in");
+        let f_read = (f_rest & here & f.ends & is_kind(Kind::Read) & placement.ready).named("read_finishes");
+        placement.valid.set(f_read & (f.last | f.status.any()));
+        placement.data.assign(&Fault {
+            qp: f.qp,
+            wqe_index: f.wqe_index,
+            status: f.status,
+            responds: hdl::low(),
+        });
+        let placements = buffer("placements", c, 4, &placement);
+        io.placement.take(&placements);
+        let acknowledges = !any_of(&[Kind::Fence, Kind::Discard, Kind::Read].map(is_kind));
+        let packet = f_rest & here & f.ends & acknowledges & !io.initialise.valid;
         io.finish_address.set(f.qp);
 
         let old = Placed::from_bits(&(), io.placed_word);
@@ -608,12 +671,12 @@ impl Module for Place {
             wake_valid.set(1);
             wake_qp.set(f.qp);
         });
-        let pop = (middle | f_fence | f_discard | done).named("pop");
+        let pop = (middle | f_fence | f_discard | f_read | done).named("pop");
         finish_word.ready.set(pop);
         let spent = pop & f.piece;
         when(io.written & !spent, || told.set(told + 1));
         when(spent & !io.written, || told.set(told - 1));
-        io.release_valid.set((done | f_discard) & f.holds);
+        io.release_valid.set((done | f_discard | f_read) & f.holds);
         io.release_slot.set(f.slot);
         io.fence_done.set(f_fence);
         // reads stop for the fence from the moment it is behind the last parked packet
@@ -652,6 +715,8 @@ impl Module for Place {
             resting
                 & f_rest
                 & !fifo.output.valid
+                & !data.valid
+                & !placements.valid
                 & used.none()
                 & !finish_word.valid
                 & !payload_out.valid

@@ -7,7 +7,7 @@
 //! ReadDone -> FIFO -> tag of the slot -> wake
 //! ```
 //! Each QP has `wqe_slots` slots of `wqe_bytes` on chip; WQE i lies in slot i modulo the slots, under a tag {state,
-//! index}. A turn looks at the cursor (segment's; acknowledge's una triple while a rewind is not yet obeyed): if that
+//! index}. A turn looks at the cursor (segment's; acknowledge's triple while a rewind is not yet obeyed): if that
 //! WQE is on chip the `WorkItem` carries it, else it says `present` = 0 (a response may still be owed) and the WQE is
 //! read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn. The end of
 //! a read wakes the QP.
@@ -219,7 +219,7 @@ impl Module for Fetch {
             when(arrives, || r.set(value));
             r
         };
-        let cursor = keep("cursor", mux(tx.epoch.ne(requester.epoch), requester.una_wqe, tx.cursor_wqe));
+        let cursor = keep("cursor", mux(tx.epoch.ne(requester.epoch), requester.got_wqe, tx.cursor_wqe));
         let producer = keep("producer", io.post_sq_word);
         let queues = QpQueuesBits::unpack(keep("queues_line", io.queues_word));
         let rights_now = QpRightsBits::unpack(io.rights_word);

@@ -14,11 +14,17 @@
 //!   3. the tail (`placed.tail_seq != tx.paid`) goes out, whatever is halted: on `control`, or on `data` while a READ
 //!      response of the QP is on its way to packetise, which it must not overtake (`res_mark`, `gone`);
 //! * of the send queue, the first that applies:
-//!   1. a rewind not yet obeyed, or a cursor that acknowledgements have overtaken: the cursor goes to the una triple;
+//!   1. a rewind not yet obeyed, or a cursor that acknowledgements have overtaken: the cursor goes to the triple of the
+//!      oldest unanswered PSN;
 //!   2. the WQE under the cursor is bad: a new one gets a record with its status, `tx.halt` and a `kick`; one under
 //!      replay (its record stands already) a [`Fault`], and acknowledge decides;
 //!   3. it is present and may be sent: a packet. A WQE met for the first time gets its PSNs and its outstanding record
 //!      now and never again.
+//!
+//! A READ has the PSNs of its responses, and one request for all of them: the cursor goes behind what was asked for. One
+//! that is longer than the window is asked for in parts, cut at multiples of a power of two ([`read_cut`]), each sent
+//! when all before it is answered. Replay asks from the cursor to the end of that part. A new READ needs a free entry
+//! of the read list (`max_rd_atomic`) and writes its SGEs there; a WQE with `fence` waits until no READ is outstanding.
 //!
 //! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
 //!
@@ -35,14 +41,15 @@
 //!
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
-//! Not in this version: READ, atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
+//! Not in this version: atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
 
 use crate::config::Config;
 use crate::flow::{self, Count, Fault, Outer, TurnDone, Wake, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
+pub use crate::qp::WINDOW;
 use crate::qp::{
-    INDEX, Initialise, OwedRead, PSN, Placed, Record, Requester, StateShape, StateWrite, Tx, owed_address,
-    psn_before,
+    INDEX, Initialise, OwedRead, PSN, Placed, READS, Record, Requester, StateShape, StateWrite, Tx,
+    owed_address, psn_before, read_cut,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::ring::{SendWqeBits, SgeBits};
@@ -51,8 +58,6 @@ use hdl::{
     Bundle, Module, Ports, Sig, Stream, any_of, cat, high, instance, lit, low, mux, reg, reg_init, when,
 };
 
-/// PSNs in flight when the context sets no limit: a quarter of the PSN space, so that "before" stays decidable.
-pub const WINDOW: u64 = 1 << 22;
 /// The ACK syndrome: credits are not used.
 const ACK: u64 = 0x1f;
 /// Packets of which at least one asks for an acknowledgement.
@@ -109,6 +114,9 @@ pub struct SegmentIo {
     /// Writes the record memory.
     #[output(StateShape { address: c.0.record_bits(), width: Record::total_width(&()) })]
     pub record_write: StateWrite,
+    /// Writes the read list: the SGEs of outstanding READs, the first lowest.
+    #[output(StateShape { address: c.0.read_bits(), width: c.0.sges * 128 })]
+    pub read_write: StateWrite,
     /// Packets with (perhaps) payload, and the fence.
     #[source(c.0.clone())]
     pub data: Stream<flow::Segment>,
@@ -215,7 +223,7 @@ impl Module for Segment {
             "jump",
             tx.epoch.ne(requester.epoch)
                 | psn_before(tx.cursor_psn, requester.una_psn)
-                | (tx.cursor_wqe - requester.una_wqe).msb(),
+                | (tx.cursor_wqe - requester.got_wqe).msb(),
         );
         let answering = any_of(&[QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe].map(state_is));
         let answering = rights.valid & answering;
@@ -255,9 +263,15 @@ impl Module for Segment {
         let position = computed("position", position_now);
         let longest = ((wqe.length - 1) >> shift).bits(0, PSN);
         // packets less one
-        let packets = computed("packets_less_one", mux(wqe.length.any(), longest, lit(PSN, 0)));
+        let packets_now = mux(wqe.length.any(), longest, lit(PSN, 0));
+        let packets = computed("packets_less_one", packets_now);
         let offset = computed("offset", position_now.extend(32) << shift);
         let mtu = computed("path_mtu", lit(13, 1) << shift);
+        // a READ: the last packet that the request asks for, and its distance from the oldest unanswered PSN
+        let is_read = wqe.opcode.bit(2);
+        let cut = position_now | read_cut(rights.max_inflight);
+        let asks_to = computed("asks_to", mux(cut.lt(packets_now), cut, packets_now));
+        let first_ahead = computed("first_ahead", first_now - requester.una_psn);
 
         let faulted = requester.fault & !(tx.cursor_wqe - requester.fault_wqe).msb();
         // halted, only WQEs before the last assigned (the bad one) go on
@@ -283,13 +297,19 @@ impl Module for Segment {
         let in_flight = (psn_now - requester.una_psn).named("in_flight");
         let open = computed("open", in_flight.lt(limit));
         let closing = computed("closing", in_flight.ge(limit - 1));
+        let limit = computed("limit", limit);
+        let answered = computed("answered", in_flight.none());
+        let reads = tx.rd_next - requester.rd_retired;
+        let may_read = computed("may_read", reads.lt(rights.max_rd_atomic.extend(READS)));
+        let fenced = computed("fenced", wqe.fence & fresh_now & reads.any());
         let final_wqe = computed("final_wqe", (tx.cursor_wqe + 1).eq(work.producer));
         // SGEs that the stride holds
         let fit = mux(queues.sq_log_stride.le(6), lit(8, 2), lit(8, u64::from(c.sges)));
         let too_long = wqe.inline | wqe.num_sge.gt(fit) | wqe.length.gt(1u32 << 31);
         let code = |r: Reject| lit(6, r as u64);
         let wrong_index = wqe.index.ne(tx.cursor_wqe);
-        let wrong_opcode = wqe.opcode.gt(WrOpcode::SendWithImm as u64);
+        // READs of a QP that may have none outstanding would wait for ever
+        let wrong_opcode = wqe.opcode.gt(WrOpcode::RdmaRead as u64) | (is_read & rights.max_rd_atomic.none());
         let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
         let reason = computed(
             "reason",
@@ -307,7 +327,11 @@ impl Module for Segment {
         // clock 3
         let deciding = phase.eq(3);
         let is_first = position.none();
-        let is_last = position.eq(packets);
+        // of a READ, one request stands for many packets
+        let end = mux(is_read, asks_to, position).named("request_end");
+        let is_last = end.eq(packets);
+        let read_fits =
+            (asks_to + first_ahead).lt(limit) & (position.none() | answered) & (!fresh | may_read);
         let inside = position.le(packets);
         let is_fence = !initialising & work.fence;
         let turn = !initialising & !work.fence;
@@ -322,7 +346,8 @@ impl Module for Segment {
         let sendable = turn & !jump & may_send;
         let does_refuse = sendable & bad & fresh & record_free;
         let does_fault = sendable & bad & !fresh;
-        let could_send = sendable & !bad & open & inside & (!fresh | record_free);
+        let could_send =
+            sendable & !bad & open & inside & (!fresh | record_free) & !fenced & (!is_read | read_fits);
         let replies_first = (could_reply & !(could_send & tx.res_turn)).named("replies_first");
         let does_send = could_send & !replies_first & data.ready;
         let does_reply = replies_first & data.ready;
@@ -356,7 +381,7 @@ impl Module for Segment {
         // what leaves
         let is_write = wqe.opcode.bit(1).none();
         let with_imm = wqe.opcode.bit(0);
-        let ask = is_last | closing | tx.unasked.ge(ACK_EVERY - 1);
+        let ask = is_last | is_read | closing | tx.unasked.ge(ACK_EVERY - 1);
         let place = mux(
             is_first & is_last,
             cat(&[lit(2, 2), with_imm]),
@@ -368,23 +393,25 @@ impl Module for Segment {
             .map(|i| work.wqe.bits(256 + i * 128, 128) & wqe.num_sge.gt(i).repeat(128))
             .collect();
         data.valid.set(fires & (is_fence | does_send | does_reply));
+        let next_psn = first + end + 1;
+        let asked = mux(is_last, wqe.length, (end + 1).extend(32) << shift) - offset;
         let request = flow::Segment {
             qp: work.qp,
             fence: work.fence,
-            opcode: base + place.extend(8),
+            opcode: mux(is_read, lit(8, Opcode::RcReadRequest as u64), base + place.extend(8)),
             psn,
             ack_req: ask,
-            solicited: wqe.solicited & is_last & wqe.opcode.any(),
+            solicited: wqe.solicited & is_last & wqe.opcode.any() & !is_read,
             syndrome: lit(8, 0),
             msn: lit(PSN, 0),
             outer: Outer { tagged: rights.tagged, ipv6: rights.ipv6 },
-            va: wqe.remote_addr,
+            va: wqe.remote_addr + offset.extend(64),
             rkey: wqe.rkey,
-            dma_length: wqe.length,
+            dma_length: mux(is_read, asked, wqe.length),
             imm: wqe.imm,
             wqe_index: tx.cursor_wqe,
             offset,
-            length: mux(is_last, (wqe.length - offset).bits(0, 13), mtu),
+            length: mux(is_read, lit(13, 0), mux(is_last, (wqe.length - offset).bits(0, 13), mtu)),
             sges: cat(&sges),
             responds: low(),
         };
@@ -441,11 +468,24 @@ impl Module for Segment {
         let record = Record {
             last_psn: mux(does_refuse, start_psn - 1, start_psn + packets),
             signaled: wqe.signaled,
-            opcode: mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
+            opcode: mux(
+                is_read,
+                lit(8, WcOpcode::RdmaRead as u64),
+                mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
+            ),
             status: mux(does_refuse, lit(8, WcStatus::LocQpOpErr as u64), lit(8, 0)),
             length: wqe.length,
+            is_read: is_read & does_send,
         };
         io.record_write.data.set(record.to_bits());
+
+        // its SGEs, if its data will come
+        let new_read = (fires & fresh & does_send & is_read).named("new_read");
+        let read_mask = (lit(READS, 1) << queues.read_log_size) - 1;
+        let entry = queues.read_base + (tx.rd_next & read_mask).extend(16);
+        io.read_write.enable.set(new_read);
+        io.read_write.address.set(entry.bits(0, c.read_bits()));
+        io.read_write.data.set(cat(&sges));
 
         // the new word
         let next = Tx::wires(&(), "next_tx");
@@ -460,15 +500,16 @@ impl Module for Segment {
                 cursor_first: init.sq_psn,
                 epoch: lit(4, 0),
                 unasked: lit(8, 0),
+                rd_next: lit(READS, 0),
                 halt: low(),
                 ..tx
             });
         })
         .elif(does_jump, || {
             next.epoch.set(requester.epoch);
-            next.cursor_wqe.set(requester.una_wqe);
+            next.cursor_wqe.set(requester.got_wqe);
             next.cursor_psn.set(requester.una_psn);
-            next.cursor_first.set(requester.una_first);
+            next.cursor_first.set(requester.got_first);
         })
         .elif(does_refuse, || {
             next.assigned.set(tx.assigned + 1);
@@ -481,11 +522,12 @@ impl Module for Segment {
                 next.next_psn.set(start_psn + packets + 1);
                 next.assigned.set(tx.assigned + 1);
             });
-            when(!again, || next.sent_psn.set(psn + 1));
+            when(!again, || next.sent_psn.set(next_psn));
             next.unasked.set(mux(ask, lit(8, 0), tx.unasked + 1));
-            next.cursor_psn.set(psn + 1);
-            next.cursor_first.set(mux(is_last, psn + 1, first));
+            next.cursor_psn.set(next_psn);
+            next.cursor_first.set(mux(is_last, next_psn, first));
             when(is_last, || next.cursor_wqe.set(tx.cursor_wqe + 1));
+            when(new_read, || next.rd_next.set(tx.rd_next + 1));
         });
         // what is owed has its own fields
         when(pays, || next.paid.set(placed.tail_seq));

@@ -114,8 +114,13 @@ pub const EXPECT: &[(&str, u32)] = &[
 ];
 pub const REQUESTER: &[(&str, u32)] = &[
     ("una_wqe", 16),
+    ("got_wqe", 16),
     ("una_psn", 24),
-    ("una_first", 24),
+    ("got_first", 24),
+    ("rd_got", 8),
+    ("rd_placed", 8),
+    ("rd_retired", 8),
+    ("implied", 1),
     ("epoch", 4),
     ("retries", 3),
     ("rnr_retries", 3),
@@ -137,6 +142,7 @@ pub const TX: &[(&str, u32)] = &[
     ("epoch", 4),
     ("paid", 24),
     ("unasked", 8),
+    ("rd_next", 8),
     ("halt", 1),
     ("res_cursor", 8),
     ("res_sent", 8),
@@ -149,7 +155,7 @@ pub const TX: &[(&str, u32)] = &[
     ("res_turn", 1),
 ];
 pub const RECORD: &[(&str, u32)] =
-    &[("last_psn", 24), ("signaled", 1), ("opcode", 8), ("status", 8), ("length", 32)];
+    &[("last_psn", 24), ("signaled", 1), ("opcode", 8), ("status", 8), ("length", 32), ("is_read", 1)];
 
 /// A memory beside the block: one clock of latency, write-first.
 pub struct Ram {

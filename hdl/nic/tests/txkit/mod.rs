@@ -75,6 +75,7 @@ word!(Tx {
     epoch: 4,
     paid: 24,
     unasked: 8,
+    rd_next: 8,
     halt: 1,
     res_cursor: 8,
     res_sent: 8,
@@ -88,8 +89,13 @@ word!(Tx {
 });
 word!(Requester {
     una_wqe: 16,
+    got_wqe: 16,
     una_psn: 24,
-    una_first: 24,
+    got_first: 24,
+    rd_got: 8,
+    rd_placed: 8,
+    rd_retired: 8,
+    implied: 1,
     epoch: 4,
     retries: 3,
     rnr_retries: 3,
@@ -115,7 +121,7 @@ word!(Placed {
     rewind_psn: 24
 });
 word!(OwedRead { index: 8, first_psn: 24, last_psn: 24, va: 64, rkey: 32, length: 32, msn: 24 });
-word!(Record { last_psn: 24, signaled: 1, opcode: 8, status: 8, length: 32 });
+word!(Record { last_psn: 24, signaled: 1, opcode: 8, status: 8, length: 32, is_read: 1 });
 
 /// Puts the block into reset for a clock.
 pub fn reset(s: &mut Interpreter) {

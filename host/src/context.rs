@@ -150,6 +150,8 @@ pub(crate) struct Inner {
     /// The doorbell page of this context.
     pub(crate) page: u32,
     numbers: Mutex<[Numbers; 5]>,
+    /// The card's memory of READs outstanding.
+    pub(crate) reads: Mutex<Ranges>,
     /// The card's memory of READs owed to peers.
     pub(crate) responses: Mutex<Ranges>,
     /// How often each MR index was used: the tag of its next key.
@@ -192,6 +194,14 @@ impl Inner {
         let limit = numbers.used.len() as u32;
         let (object, name) = (numbers.object, self.name());
         numbers.take().ok_or_else(|| Error::Exhausted { name: name.to_owned(), object, limit })
+    }
+
+    /// A range for `depth` READs outstanding.
+    pub(crate) fn take_reads(&self, depth: u32) -> Result<Range> {
+        let limit = self.attributes().read_count;
+        let range = lock(&self.reads).take(depth);
+        let object = "a place for READs outstanding";
+        range.ok_or_else(|| Error::Exhausted { name: self.name().to_owned(), object, limit })
     }
 
     /// A range for `depth` READs owed to a peer.
@@ -310,6 +320,7 @@ impl Context {
             page: u32::from(attributes.doorbell_pages > 1),
             neighbours: options.neighbours.clone(),
             numbers: Mutex::new(numbers),
+            reads: Mutex::new(Ranges::new(attributes.read_count)),
             responses: Mutex::new(Ranges::new(attributes.response_count)),
             mr_uses: Mutex::default(),
             qps: Mutex::default(),

@@ -559,6 +559,80 @@ fn each_qp_has_its_own_places_for_reads_owed_until_it_is_reset_or_gone() {
 }
 
 #[test]
+fn each_qp_has_its_own_places_for_reads_outstanding_until_it_is_reset_or_gone() {
+    let world = World::new(1);
+    let context = world.open(0);
+    let connect = |end: &End, depth| {
+        let av = AddressVector::to(context.gids()[0]);
+        end.qp.connect_with(&QpAttr { dest_qpn: 2, av, max_rd_atomic: depth, ..QpAttr::default() })
+    };
+    let place = |end: &End| {
+        let queues = world.cards()[0].qp_context(end.qp.number()).expect("it exists").queues;
+        (queues.read_base, queues.read_log_size)
+    };
+    let end = || End::new(&context, |init| QpInit { max_send_wr: 1, max_recv_wr: 1, ..init });
+    let mut all: Vec<End> = (0..16).map(|_| end()).collect();
+    for (n, end) in all.iter().enumerate() {
+        connect(end, 9 + n as u8 % 8).expect("256 places are sixteen times 16");
+        assert_eq!(place(end), (16 * n as u16, 4));
+    }
+    let (none, one) = (end(), end());
+    connect(&none, 0).expect("nothing is asked for");
+    let full = connect(&one, 1).expect_err("all are taken");
+    assert!(matches!(full, Error::Exhausted { object: "a place for READs outstanding", limit: 256, .. }));
+    assert_eq!(one.qp.state(), QpState::Rtr);
+    // a reset gives its places back, a destroyed QP too
+    all[5].qp.modify(&QpAttr::default(), AttrMask::STATE).expect("to RESET");
+    one.qp.modify(&QpAttr::default(), AttrMask::STATE).expect("to RESET");
+    connect(&one, 3).expect("there is room again");
+    assert_eq!(place(&one), (80, 2));
+    all.remove(2);
+    connect(&all[4], 16).expect("of the one destroyed");
+    assert_eq!(place(&all[4]), (32, 4));
+    // drained, it may have as many as it has places, not more
+    one.qp.modify(&QpAttr { state: QpState::Sqd, ..QpAttr::default() }, AttrMask::STATE).expect("to SQD");
+    let depth =
+        |n| one.qp.modify(&QpAttr { max_rd_atomic: n, ..QpAttr::default() }, AttrMask::MAX_QP_RD_ATOMIC);
+    depth(4).expect("as many as it has places");
+    assert!(matches!(depth(5), Err(Error::Range { what: "max_rd_atomic", value: 5, .. })));
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_read_is_posted_only_where_it_can_be_executed() {
+    let world = World::new(2);
+    let (a, b) = (End::new(&world.open(0), |init| init), End::new(&world.open(1), |init| init));
+    connect(&a, &b);
+    let (to, from) = (a.pd.allocate(64, RW).expect("memory"), b.pd.allocate(64, RW).expect("memory"));
+    let sge = [to.sge(0..8).expect("a range")];
+    let read = SendWr::read(1, &sge, from.addr(), from.rkey()).signaled();
+    let refused = a.qp.post_send(&[read]).expect_err("a max_rd_atomic of 0");
+    assert!(refused.to_string().contains("max_rd_atomic"), "{refused}");
+    // an inline READ, and a card that has none
+    let other = World::new(1);
+    let context = other.open(0);
+    let end = End::new(&context, |init| QpInit { max_inline: 32, ..init });
+    let av = AddressVector::to(context.gids()[0]);
+    end.qp
+        .connect_with(&QpAttr { dest_qpn: 2, av, max_rd_atomic: 1, ..QpAttr::default() })
+        .expect("connects");
+    let inline = SendWr { inline: Some(&[1, 2, 3]), ..read };
+    assert!(matches!(
+        end.qp.post_send(&[inline]),
+        Err(Error::Unsupported { what: "inline data of a READ", .. })
+    ));
+    let bare = World::new(1);
+    bare.cards()[0].features = contract::register::feature::RC;
+    let context = bare.open(0);
+    let end = End::new(&context, |init| init);
+    end.qp
+        .connect_with(&QpAttr { dest_qpn: 2, av, max_rd_atomic: 1, ..QpAttr::default() })
+        .expect("connects");
+    assert!(matches!(end.qp.post_send(&[read]), Err(Error::Unsupported { what: "READ", .. })));
+    assert!(a.sent().is_empty() && end.sent().is_empty());
+}
+
+#[test]
 fn an_armed_cq_tells_its_channel_once() {
     let world = World::new(1);
     let context = world.open(0);

@@ -93,6 +93,13 @@ pub enum Operation {
         /// Remote key.
         rkey: u32,
     },
+    /// READ: remote memory into the SGEs, which must permit local writes.
+    Read {
+        /// First remote address.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+    },
     /// WRITE with immediate data.
     WriteWithImm {
         /// First remote address.
@@ -139,6 +146,11 @@ impl<'a> SendWr<'a> {
         SendWr::new(wr_id, Operation::Write { addr, rkey }, sges)
     }
 
+    /// READ from `addr` of the region with `rkey`.
+    pub fn read(wr_id: u64, sges: &'a [Sge], addr: u64, rkey: u32) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::Read { addr, rkey }, sges)
+    }
+
     /// With a completion.
     pub fn signaled(self) -> SendWr<'a> {
         SendWr { signaled: true, ..self }
@@ -147,6 +159,11 @@ impl<'a> SendWr<'a> {
     /// With a solicited event at the peer.
     pub fn solicited(self) -> SendWr<'a> {
         SendWr { solicited: true, ..self }
+    }
+
+    /// Not before the data of all earlier READs is in memory.
+    pub fn fenced(self) -> SendWr<'a> {
+        SendWr { fence: true, ..self }
     }
 
     fn length(&self) -> u64 {
@@ -262,6 +279,8 @@ pub(crate) struct QpShared {
     pub(crate) qpn: u32,
     transport: Transport,
     state: AtomicU8,
+    /// READs that may be outstanding.
+    max_rd_atomic: AtomicU8,
     /// The card has stopped; what is outstanding is flushed by the CQs' polls.
     pub(crate) flushing: AtomicBool,
     pub(crate) sq: WorkQueue,
@@ -276,6 +295,8 @@ struct Control {
     /// What the card has.
     context: QpContext,
     attr: QpAttr,
+    /// Where the card keeps READs outstanding.
+    reads: Option<Range>,
     /// Where the card keeps READs owed to the peer.
     responses: Option<Range>,
 }
@@ -472,12 +493,13 @@ impl Qp {
             qpn,
             transport: init.transport,
             state: AtomicU8::new(QpState::Reset.code()),
+            max_rd_atomic: AtomicU8::new(0),
             flushing: AtomicBool::new(false),
             sq,
             rq,
             send_cq: init.send_cq.shared.clone(),
             recv_cq: init.recv_cq.shared.clone(),
-            control: Mutex::new(Control { context, attr: QpAttr::default(), responses: None }),
+            control: Mutex::new(Control { context, attr: QpAttr::default(), reads: None, responses: None }),
         });
         shared.with_cqs(|each| each(&|_, state| state.attach(&shared)));
         lock(&inner.qps).insert(qpn, Arc::downgrade(&shared));
@@ -558,7 +580,21 @@ impl Qp {
             let allowed = format!("0..={held}, as taken at RTR");
             return Err(range("modify a QP", "max_dest_rd_atomic", depth.into(), allowed));
         }
+        let depth = merged.max_rd_atomic;
+        if arguments.init_send && depth > 0 {
+            self.release_reads(&mut control);
+            let range = qp.inner.take_reads(depth.into())?;
+            control.reads = Some(range);
+            context.queues.read_base = range.base as u16;
+            context.queues.read_log_size = range.log_size as u8;
+        }
+        let held = control.reads.map_or(0, |range| 1 << range.log_size);
+        if mask.contains(AttrMask::MAX_QP_RD_ATOMIC) && u32::from(depth) > held {
+            let allowed = format!("0..={held}, as taken at RTS");
+            return Err(range("modify a QP", "max_rd_atomic", depth.into(), allowed));
+        }
         qp.write_context(&mut control, context, arguments)?;
+        qp.max_rd_atomic.store(merged.max_rd_atomic, Ordering::Release);
         control.attr = merged;
         qp.state.store(to.code(), Ordering::Release);
         Ok(())
@@ -573,7 +609,9 @@ impl Qp {
             let mut context = control.context;
             context.rights.state = QpState::Reset.code();
             qp.write_context(&mut control, context, Arguments { reset_all: true, ..Arguments::default() })?;
+            self.release_reads(&mut control);
             self.release_responses(&mut control);
+            qp.max_rd_atomic.store(0, Ordering::Release);
             control.attr = QpAttr::default();
             qp.state.store(QpState::Reset.code(), Ordering::Release);
             qp.leave_error();
@@ -582,6 +620,12 @@ impl Qp {
             qp.rq.clear();
             Ok(())
         })
+    }
+
+    fn release_reads(&self, control: &mut Control) {
+        if let Some(range) = control.reads.take() {
+            lock(&self.shared.inner.reads).release(range);
+        }
     }
 
     fn release_responses(&self, control: &mut Control) {
@@ -748,6 +792,7 @@ impl Qp {
                 Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, WcOpcode::Send, 0, 0, imm),
                 Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
                 Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
+                Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, WcOpcode::RdmaRead, addr, rkey, 0),
                 Operation::WriteWithImm { addr, rkey, imm } => {
                     (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite, addr, rkey, imm)
                 }
@@ -788,6 +833,19 @@ impl Qp {
     fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
         const POST: &str = "post_send";
         let limits = self.shared.inner.attributes();
+        if matches!(request.operation, Operation::Read { .. }) {
+            if !limits.has(feature::READ) {
+                return Err(Error::Unsupported { operation: POST, what: "READ" });
+            }
+            // in ERR whatever is posted is flushed
+            let flushed = self.state() == QpState::Err;
+            if !flushed && self.shared.max_rd_atomic.load(Ordering::Acquire) == 0 {
+                return Err(range(POST, "READs with a max_rd_atomic of 0", 1, "0"));
+            }
+            if request.inline.is_some() {
+                return Err(Error::Unsupported { operation: POST, what: "inline data of a READ" });
+            }
+        }
         if let Some(bytes) = request.inline {
             if bytes.len() > self.caps.inline as usize {
                 return Err(range(
@@ -912,6 +970,7 @@ impl Drop for Qp {
                 state.detach(qp.qpn);
             });
             if gone {
+                self.release_reads(&mut control);
                 self.release_responses(&mut control);
                 qp.inner.release(Object::Qp, qp.qpn);
             }

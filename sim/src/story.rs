@@ -173,7 +173,8 @@ impl Story {
             let context = Context::start(Device::new(backend.clone())?, &addresses(card))?;
             let pd = context.alloc_pd()?;
             let cq = context.create_cq(1024, None)?;
-            let memory = pd.allocate(MEMORY, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let memory = pd.allocate(MEMORY, rights)?;
             Ok(Host { card, memory, cq, pd, context })
         };
         start().unwrap_or_else(|error| panic!("card {card} does not start: {error}"))
@@ -433,7 +434,9 @@ impl Drop for Story {
 /// The usual attributes of a connection towards `gid`.
 pub fn usual(gid: Gid, dest_qpn: u32, sq_psn: u32, rq_psn: u32) -> QpAttr {
     QpAttr {
-        access: Access::REMOTE_WRITE,
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
         path_mtu: PathMtu::Mtu1024,
         dest_qpn,
         rq_psn,
@@ -519,6 +522,13 @@ impl End {
         let sge = [self.memory.sge(from..from + length).expect("a range of the region")];
         let wr = SendWr::write(wr_id, &sge, other.addr() + to as u64, other.rkey()).signaled();
         self.qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post a WRITE: {error}"));
+    }
+
+    /// Posts a READ of `length` bytes at `from` of the other's memory to `to` of this one, with a completion.
+    pub fn read(&self, wr_id: u64, to: usize, length: usize, other: &Mr, from: usize) {
+        let sge = [self.memory.sge(to..to + length).expect("a range of the region")];
+        let wr = SendWr::read(wr_id, &sge, other.addr() + from as u64, other.rkey()).signaled();
+        self.qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post a READ: {error}"));
     }
 
     /// Posts a SEND of `length` bytes at `from`, with a completion.

@@ -154,7 +154,7 @@ fn stand_in(name: &str, frames: &[Frame], side: Ipv4Addr, peer: Option<Endpoint>
     let mut attr = usual(gid, qpn(frames, other(side)), end.psn, first_psn(frames, other(side)));
     attr.path_mtu = mtu(frames);
     attr.access |= Access::REMOTE_READ;
-    attr.max_dest_rd_atomic = 16;
+    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (16, 16);
     attr.av.traffic_class = frames[0].packet.ip.dscp << 2;
     let rnr = frames.iter().filter_map(|f| f.packet.aeth).find(|aeth| aeth.syndrome >> 5 == 1);
     attr.min_rnr_timer = rnr.map_or(12, |aeth| aeth.syndrome & 0x1f);
@@ -492,6 +492,101 @@ fn a_captured_read_asked_again_from_its_middle_is_answered_from_there() {
     assert_eq!((again, from_middle), (4, 1));
     library.story.announce(0, host::Reject::Duplicate, 4);
     library.story.no_other_events();
+}
+
+/// Bytes of `side`'s READ in this frame, if it is one that was not asked for before: repeated ones start within it.
+fn new_read(frames: &[Frame], i: usize) -> Option<usize> {
+    let length = |frame: &Frame| frame.packet.reth.expect("a READ has one").dma_length;
+    let psns = |frame: &Frame| length(frame).div_ceil(mtu(frames).bytes()).max(1) as i32;
+    let known = |earlier: &&Frame| {
+        let ahead = psn_distance(frames[i].packet.bth.psn, earlier.packet.bth.psn);
+        earlier.is_read() && earlier.from() == frames[i].from() && (0..psns(earlier)).contains(&ahead)
+    };
+    (frames[i].is_read() && !frames[..i].iter().any(|earlier| known(&earlier)))
+        .then(|| length(&frames[i]) as usize)
+}
+
+#[test]
+fn the_card_reads_as_the_kernel_did_and_gets_what_the_kernel_got() {
+    for (name, lost, reads, again) in [
+        ("rc_read_bw", &[][..], 5, 0),
+        ("rc_read_mtu4096", &[], 5, 0),
+        // the first response of the fourth and what is repeated behind it
+        ("rc_read_dropresp", &[8], 5, 4),
+    ] {
+        let frames = capture(name);
+        let (mut story, end) = stand_in(&format!("golden_{name}_from_b"), &frames, B, None);
+        let mut at = 0;
+        let mut works = Vec::new();
+        for i in 0..frames.len() {
+            let Some(length) = new_read(&frames, i) else { continue };
+            let reth = frames[i].packet.reth.expect("a READ has one");
+            let sge = [end.memory.sge(at..at + length).expect("the data fits")];
+            let wr = CardSend::read(works.len() as u64, &sge, reth.va, reth.rkey).signaled();
+            end.qp.post_send(&[wr]).expect("post");
+            works.push((frames[i].packet.bth.psn, at, length));
+            at += length;
+        }
+        assert_eq!(works.len(), reads, "{name}");
+        story.wait(20 * US);
+        for (i, frame) in frames.iter().enumerate() {
+            if frame.from() == B || lost.contains(&(i + 1)) {
+                continue;
+            }
+            let mut packet = frame.packet.clone();
+            packet.bth.dest_qp = end.qp.number();
+            lock(&story.room).inject(Side::B, &packet.build()).expect("inject");
+            story.wait(10 * US);
+        }
+        for (wr_id, (psn, at, length)) in works.iter().enumerate() {
+            assert_eq!(story.completes(&end, wr_id as u64).byte_len, *length as u32);
+            let step = mtu(&frames).bytes();
+            for n in 0..(*length as u32).div_ceil(step) {
+                let theirs = frames
+                    .iter()
+                    .filter(|frame| frame.from() == A && frame.opcode().row().kind == Kind::Response)
+                    .find(|frame| frame.packet.bth.psn == (psn + n) & 0xff_ffff);
+                let payload = &theirs.expect("every READ was answered").packet.payload;
+                story.memory_matches(&end.memory, at + (n * step) as usize, payload);
+            }
+        }
+        let mut ours: Vec<Vec<u8>> = lock(&story.room)
+            .sights()
+            .iter()
+            .filter(|sight| sight.from == Side::A)
+            .map(|sight| normal(&sight.frame.bytes[..sight.frame.bytes.len() - 4]))
+            .collect();
+        for frame in frames.iter().filter(|frame| frame.from() == B && frame.is_read()) {
+            let found = ours.iter().position(|mine| *mine == normal(&frame.bytes));
+            ours.remove(found.unwrap_or_else(|| panic!("{name}: PSN {} not asked", frame.packet.bth.psn)));
+        }
+        assert_eq!(ours.len(), 0, "{name}: asked for more");
+        let repeated = frames.iter().filter(|frame| frame.is_read()).count() - reads;
+        assert_eq!(repeated, again, "{name}");
+        if again > 0 {
+            for reject in [host::Reject::ResponseGap, host::Reject::ResponseStale] {
+                story.allow(0, reject);
+            }
+        }
+        story.no_other_events();
+    }
+}
+
+#[test]
+fn the_card_completes_a_captured_read_that_was_refused_in_error() {
+    let frames = capture("v_bad_rkey_read");
+    let (mut story, end) = stand_in("golden_v_bad_rkey_read_from_b", &frames, B, None);
+    let reth = frames[0].packet.reth.expect("a READ has one");
+    let sge = [end.memory.sge(0..reth.dma_length as usize).expect("the data fits")];
+    end.qp.post_send(&[CardSend::read(1, &sge, reth.va, reth.rkey)]).expect("post");
+    let asked = story.sees(Side::A, "the READ", |packet| packet.reth.is_some());
+    assert_eq!(asked.packet.reth, frames[0].packet.reth);
+    let mut packet = frames[1].packet.clone();
+    packet.bth.dest_qp = end.qp.number();
+    lock(&story.room).inject(Side::B, &packet.build()).expect("inject");
+    let done = story.completion(&end);
+    assert_eq!((done.wr_id, done.status), (1, host::WcStatus::RemAccessErr));
+    story.no_other_events();
 }
 
 #[test]

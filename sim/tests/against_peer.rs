@@ -162,6 +162,7 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
         nak_behind_rnr: dice.percent(50),
         naks_consume_retries: false,
         seven_retries_is_forever: true,
+        ..Tuning::default()
     };
     let depth = [16, 64, 128][dice.below(3) as usize];
     let window = [0, 1, 3, 128][dice.below(4) as usize];

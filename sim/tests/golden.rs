@@ -206,7 +206,7 @@ fn the_card_sends_the_same_bytes_for_the_same_work() {
         let messages = messages(&frames, side);
         {
             let mut room = lock(&story.room);
-            let remote = Address { mac: mac(side), ip: side, qpn: end.qp.number() };
+            let remote = Address { mac: mac(side), ip: side.into(), qpn: end.qp.number() };
             let params = QpParams { path_mtu: mtu(&frames), rq_psn: end.psn, ..QpParams::to(remote) };
             room.peer().connect(theirs, params).expect("connect");
             for wr_id in 0..messages.len() as u64 {
@@ -225,6 +225,7 @@ fn the_card_sends_the_same_bytes_for_the_same_work() {
                 SendOp::Send { imm: Some(imm) } => Operation::SendWithImm(imm),
                 SendOp::Write { va, rkey, imm: None } => Operation::Write { addr: va, rkey },
                 SendOp::Write { va, rkey, imm: Some(imm) } => Operation::WriteWithImm { addr: va, rkey, imm },
+                op => panic!("{name}: {op:?} is not among these captures"),
             };
             let work = CardSend::new(wr.wr_id, operation, &sge).signaled();
             end.qp.post_send(&[if wr.solicited { work.solicited() } else { work }]).expect("post");

@@ -1,10 +1,10 @@
-//! The endpoint: one port with its address, its QPs, its registered memory, its completions.
+//! The endpoint: one port with its addresses, its QPs, its registered memory, its completions.
 //!
 //! In: frames, requests, the time. Out: frames, completions, events. ACKs and NAKs go before requests; QPs take turns,
 //! one packet each.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use contract::opcode::Kind;
 use contract::verbs::access;
@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::Time;
 use crate::memory::{Memory, Region};
 use crate::packet::Packet;
-use crate::qp::{Address, Completion, Outbox, Qp, QpParams, RecvWr, SendWr};
+use crate::qp::{Address, Completion, MAX_RD_ATOMIC, Outbox, Qp, QpParams, RecvWr, SendOp, SendWr};
 use crate::requester::Requester;
 
 /// Why a call was refused; nothing has changed.
@@ -58,6 +58,30 @@ pub enum Error {
         /// The largest value.
         limit: u32,
     },
+    /// The port has no address for this connection.
+    #[error("connect QP {qpn:#x}: the port has no address for a path to {remote}; add one of its family")]
+    NoAddress {
+        /// The QP.
+        qpn: u32,
+        /// The other end.
+        remote: IpAddr,
+    },
+    /// The connection was made without READs.
+    #[error(
+        "post send on QP {qpn:#x}: max_rd_atomic is 0, so it takes no READs and atomics; connect with more"
+    )]
+    NoReads {
+        /// The QP.
+        qpn: u32,
+    },
+    /// The result of an atomic has eight bytes.
+    #[error("post send on QP {qpn:#x}: the landing of an atomic has {length} bytes; give it 8")]
+    AtomicLanding {
+        /// The QP.
+        qpn: u32,
+        /// Its length.
+        length: usize,
+    },
     /// The message is too long.
     #[error("post send on QP {qpn:#x}: the message has {length} bytes, the limit is 2^31; split it")]
     MessageTooLong {
@@ -73,6 +97,9 @@ pub enum Error {
         key: u32,
     },
 }
+
+/// What a QP may permit its peer.
+const ACCESS: u8 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
 /// An asynchronous event of a QP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +119,7 @@ fn find<'a>(qps: &'a mut BTreeMap<u32, Qp>, operation: &'static str, qpn: u32) -
 #[derive(Debug)]
 pub struct Endpoint {
     mac: u64,
-    ip: Ipv4Addr,
+    ips: Vec<IpAddr>,
     qps: BTreeMap<u32, Qp>,
     memory: Memory,
     out: Outbox,
@@ -106,7 +133,7 @@ impl Endpoint {
     pub fn new(mac: u64, ip: Ipv4Addr) -> Self {
         Self {
             mac: mac & 0xffff_ffff_ffff,
-            ip,
+            ips: vec![ip.into()],
             qps: BTreeMap::new(),
             memory: Memory::default(),
             out: Outbox::default(),
@@ -114,6 +141,11 @@ impl Endpoint {
             last_served: 0,
             identification: 0,
         }
+    }
+
+    /// Gives the port one more address.
+    pub fn add_ip(&mut self, ip: IpAddr) {
+        self.ips.push(ip);
     }
 
     /// Creates a QP in RESET with the lowest free number from 0x11 on.
@@ -137,9 +169,9 @@ impl Endpoint {
         self.qps.remove(&qpn).map(drop).ok_or(Error::UnknownQp { operation: "destroy", qpn })
     }
 
-    /// The address of a QP of this port, for the other end's [`QpParams::to`].
+    /// The address of a QP of this port, for the other end's [`QpParams::to`]; the first IP address.
     pub fn address(&self, qpn: u32) -> Address {
-        Address { mac: self.mac, ip: self.ip, qpn }
+        Address { mac: self.mac, ip: self.ips[0], qpn }
     }
 
     /// Takes a QP from RESET or INIT to RTR: it answers, but does not send yet.
@@ -150,7 +182,12 @@ impl Endpoint {
             return Err(Error::WrongState { operation: "connect", qpn, state: qp.state, remedy });
         }
         for (parameter, value, limit) in [
-            ("access", u32::from(params.access), u32::from(access::LOCAL_WRITE | access::REMOTE_WRITE)),
+            ("access", params.access.into(), ACCESS.into()),
+            ("max_rd_atomic", params.max_rd_atomic.into(), MAX_RD_ATOMIC.into()),
+            ("max_dest_rd_atomic", params.max_dest_rd_atomic.into(), MAX_RD_ATOMIC.into()),
+            ("flow_label", params.flow_label, 0xf_ffff),
+            ("VLAN", params.vlan.map_or(0, |vlan| vlan.id.into()), 0xfff),
+            ("VLAN priority", params.vlan.map_or(0, |vlan| vlan.priority.into()), 7),
             ("timeout", params.timeout.into(), 31),
             ("retry_cnt", params.retry_cnt.into(), 7),
             ("rnr_retry", params.rnr_retry.into(), 7),
@@ -163,6 +200,11 @@ impl Endpoint {
                 return Err(Error::BadParameter { qpn, parameter, value, limit });
             }
         }
+        let remote = params.remote.ip;
+        let suits = |ip: &IpAddr| {
+            ip.is_ipv4() == remote.is_ipv4() && params.local_ip.is_none_or(|chosen| chosen == *ip)
+        };
+        qp.local.ip = self.ips.iter().copied().find(suits).ok_or(Error::NoAddress { qpn, remote })?;
         qp.params = Some(params);
         qp.requester = Requester::start(params.sq_psn);
         qp.responder = std::mem::take(&mut qp.responder).start(params.rq_psn);
@@ -190,8 +232,15 @@ impl Endpoint {
                 let (local, pd) = (qp.local, qp.pd);
                 *qp = Qp::new(local, pd);
             }
-            QpState::Err => qp.fail(&mut self.out),
-            to => qp.state = to,
+            QpState::Err => {
+                qp.responder.forget_answers();
+                qp.fail(&mut self.out);
+            }
+            to => {
+                qp.state = to;
+                qp.requester.undrained = to == QpState::Sqd;
+                qp.tell_drained(&mut self.out);
+            }
         }
         Ok(())
     }
@@ -214,11 +263,20 @@ impl Endpoint {
     /// Posts a send request; in ERR it is flushed at once.
     pub fn post_send(&mut self, qpn: u32, wr: SendWr) -> Result<(), Error> {
         let qp = find(&mut self.qps, "post send", qpn)?;
-        if wr.data.len() > 1 << 31 {
-            return Err(Error::MessageTooLong { qpn, length: wr.data.len() });
+        let length = wr.length();
+        if length > 1 << 31 {
+            return Err(Error::MessageTooLong { qpn, length });
+        }
+        if matches!(wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) && length != 8 {
+            return Err(Error::AtomicLanding { qpn, length });
         }
         match (qp.state, qp.params) {
-            (QpState::Rts | QpState::Sqd, Some(params)) => qp.requester.post(wr, params.path_mtu.bytes()),
+            (QpState::Rts | QpState::Sqd, Some(params)) => {
+                if params.max_rd_atomic == 0 && wr.op.landing().is_some() {
+                    return Err(Error::NoReads { qpn });
+                }
+                qp.requester.post(wr, params.path_mtu.bytes());
+            }
             (QpState::Err, _) => {
                 qp.requester.post(wr, 1024);
                 qp.requester.flush(qpn, &mut self.out);
@@ -263,7 +321,12 @@ impl Endpoint {
         self.memory.deregister(key)
     }
 
-    /// The region of a key.
+    /// Whether a key is registered and not invalidated.
+    pub fn is_valid(&self, key: u32) -> bool {
+        self.memory.is_valid(key)
+    }
+
+    /// The region of a key, also of one that was invalidated.
     pub fn region(&self, key: u32) -> Option<&Region> {
         self.memory.region(key)
     }
@@ -296,8 +359,11 @@ impl Endpoint {
             _ => qp.state.receives(),
         };
         let (true, Some(params)) = (takes, qp.params) else { return Err(Reject::WrongQpState) };
-        let ip = &packet.ip;
-        if Ipv4Addr::from(ip.source) != params.remote.ip || Ipv4Addr::from(ip.destination) != qp.local.ip {
+        let vlan = packet.vlan.map_or(0, |tag| tag.vlan);
+        if packet.source() != params.remote.ip
+            || packet.destination() != qp.local.ip
+            || vlan != params.vlan.map_or(0, |vlan| vlan.id)
+        {
             return Err(Reject::WrongAddress);
         }
         // This side is a full member of the default partition.
@@ -306,12 +372,7 @@ impl Endpoint {
         }
         match row.kind {
             Kind::Notification => Ok(()),
-            Kind::Response => match packet.aeth {
-                Some(aeth) if row.headers.bytes() == contract::Aeth::BYTES && packet.payload.is_empty() => {
-                    qp.acknowledge(now, packet.bth.psn, aeth, &mut self.out)
-                }
-                _ => Err(Reject::ResponseUnexpected),
-            },
+            Kind::Response => qp.response(now, &packet, opcode, &mut self.memory, &mut self.out),
             _ => {
                 if qp.state == QpState::Rtr && qp.responder.is_untouched() {
                     self.out.events.push_back((qp.qpn, AsyncEvent::CommEst));
@@ -325,9 +386,13 @@ impl Endpoint {
     pub fn poll_transmit(&mut self, now: Time) -> Option<Vec<u8>> {
         let after = self.qps.range(self.last_served + 1..).map(|(qpn, _)| *qpn);
         let turns: Vec<u32> = after.chain(self.qps.range(..=self.last_served).map(|(qpn, _)| *qpn)).collect();
-        let mut packet = turns.iter().find_map(|qpn| Some((*qpn, self.qps.get_mut(qpn)?.next_answer()?)));
+        let (memory, out) = (&mut self.memory, &mut self.out);
+        let mut packet =
+            turns.iter().find_map(|qpn| Some((*qpn, self.qps.get_mut(qpn)?.next_answer(memory, out)?)));
         if packet.is_none() {
-            packet = turns.iter().find_map(|qpn| Some((*qpn, self.qps.get_mut(qpn)?.next_request(now)?)));
+            packet = turns
+                .iter()
+                .find_map(|qpn| Some((*qpn, self.qps.get_mut(qpn)?.next_request(now, memory, out)?)));
         }
         let (qpn, mut packet) = packet?;
         self.last_served = qpn;

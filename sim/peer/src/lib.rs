@@ -10,8 +10,9 @@
 //! the request is in. Back-pressure: the caller's, a frame not polled waits. It never panics on a frame, never answers
 //! a frame that the transport drops silently, and counts every drop by its [`Reject`](contract::Reject).
 //!
-//! It speaks RC SEND and WRITE, with and without immediate, over IPv4. It answers READ, atomics and SEND with
-//! invalidate as a QP that does not permit them does (NAK 0x61).
+//! It speaks all of RC over IPv4 and IPv6, with and without a VLAN tag: SEND and WRITE with and without immediate, SEND
+//! with invalidate, READ, compare and swap, fetch and add, local invalidate, fences, solicited events. Not UC, UD, XRC,
+//! FLUSH, ATOMIC WRITE, path migration, flow control by credits.
 //!
 //! ```
 //! use peer::{Address, Endpoint, Landing, QpParams, RecvWr, SendOp, SendWr};
@@ -42,7 +43,7 @@ mod endpoint;
 pub use endpoint::{Endpoint, Error, Event};
 pub use memory::Region;
 pub use packet::Packet;
-pub use qp::{Address, Completion, Landing, QpParams, RecvWr, SendOp, SendWr, Tuning};
+pub use qp::{Address, Completion, Landing, QpParams, RecvWr, SendOp, SendWr, Sge, Tuning, Vlan};
 
 /// Picoseconds since any moment; never runs backwards.
 pub type Time = u64;

@@ -1,9 +1,9 @@
 //! Registered memory: regions that own their bytes, found by key.
 //!
 //! In: a key, an address, a length, a right. Out: the bytes, or the name of the refusal. Keys are index * 256 + tag;
-//! address arithmetic never wraps.
+//! address arithmetic never wraps. An invalidated key refuses every access; its region stays until it is deregistered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::Reject;
 
@@ -24,6 +24,7 @@ pub struct Region {
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     regions: BTreeMap<u32, Region>,
+    invalid: BTreeSet<u32>,
     next_index: u32,
 }
 
@@ -50,7 +51,29 @@ impl Memory {
     }
 
     pub fn deregister(&mut self, key: u32) -> Option<Region> {
+        self.invalid.remove(&key);
         self.regions.remove(&key)
+    }
+
+    /// Whether a key names a region and has not been invalidated.
+    pub fn is_valid(&self, key: u32) -> bool {
+        self.regions.contains_key(&key) && !self.invalid.contains(&key)
+    }
+
+    /// Takes a key out of use.
+    pub fn invalidate(&mut self, key: u32, pd: u32) -> Result<(), Reject> {
+        self.find(key, pd)?;
+        self.invalid.insert(key);
+        Ok(())
+    }
+
+    /// The region of a valid key of this PD.
+    fn find(&mut self, key: u32, pd: u32) -> Result<&mut Region, Reject> {
+        if !self.is_valid(key) {
+            let other_tag = self.regions.keys().any(|used| *used != key && used >> 8 == key >> 8);
+            return Err(if other_tag { Reject::RkeyTag } else { Reject::RkeyUnknown });
+        }
+        self.regions.get_mut(&key).filter(|region| region.pd == pd).ok_or(Reject::RkeyPd)
     }
 
     pub fn region(&self, key: u32) -> Option<&Region> {
@@ -70,14 +93,7 @@ impl Memory {
         length: u64,
         right: u8,
     ) -> Result<&mut [u8], Reject> {
-        if !self.regions.contains_key(&key) {
-            let stale = self.regions.keys().any(|used| used >> 8 == key >> 8);
-            return Err(if stale { Reject::RkeyTag } else { Reject::RkeyUnknown });
-        }
-        let region = self.regions.get_mut(&key).ok_or(Reject::RkeyUnknown)?;
-        if region.pd != pd {
-            return Err(Reject::RkeyPd);
-        }
+        let region = self.find(key, pd)?;
         if region.access & right != right {
             return Err(Reject::RkeyRights);
         }

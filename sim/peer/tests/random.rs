@@ -67,6 +67,7 @@ fn program(seed: u64) -> [u64; TROUBLES.len() + 1] {
         nak_behind_rnr: dice.percent(50),
         naks_consume_retries: true,
         seven_retries_is_forever: true,
+        replays_continue: dice.percent(50),
     };
     let mut pair = Pair::connected(|side, params| {
         params.path_mtu = mtu;
@@ -118,7 +119,7 @@ fn program(seed: u64) -> [u64; TROUBLES.len() + 1] {
                 expected[from].sends.push(wr_id);
             }
             pair.end(side)
-                .post_send(qpns[from], SendWr { wr_id, op, data, signaled, solicited })
+                .post_send(qpns[from], SendWr { signaled, solicited, ..SendWr::new(wr_id, op, data) })
                 .expect("post");
         }
         for (i, (_, _, length, ..)) in expected[from].receives.iter().enumerate() {

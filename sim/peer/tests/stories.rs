@@ -6,57 +6,18 @@ use common::*;
 use contract::opcode::Kind;
 use contract::timer::{rnr_ns, timeout_ns};
 use contract::verbs::access;
-use contract::{
-    Aeth, AsyncEvent, ImmDt, Opcode, PathMtu, QpState, Reject, Reth, Syndrome, WcOpcode, WcStatus,
-};
+use contract::{Aeth, AsyncEvent, Opcode, PathMtu, QpState, Reject, Reth, Syndrome, WcOpcode, WcStatus};
 use peer::{Error, Landing, NANOSECOND, Packet, RecvWr, Region, SendOp, SendWr, Time};
-
-const OK: WcStatus = WcStatus::Success;
-const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 
 fn plain() -> Pair {
     Pair::connected(|_, _| {})
 }
 
-/// Sixteen bytes for request `n`.
-fn small(n: u64) -> Vec<u8> {
-    vec![n as u8; 16]
-}
-
-/// The frames A sends now, none delivered.
-fn sent(pair: &mut Pair) -> Vec<Packet> {
-    let now = pair.now;
-    std::iter::from_fn(|| pair.a.poll_transmit(now))
-        .map(|f| Packet::parse(&f).expect("well-formed"))
-        .collect()
-}
-
-/// A request packet from A's QP, as A would build it, changed by `change`.
-fn crafted(pair: &Pair, opcode: Opcode, psn: u32, payload: usize, change: impl Fn(&mut Packet)) -> Packet {
-    let mut probe = Pair::connected(|_, _| {});
-    probe.send(0, vec![]);
-    let mut packet = sent(&mut probe).remove(0);
-    packet.bth.opcode = opcode.code();
-    packet.bth.psn = psn;
-    packet.bth.ack_req = opcode.row().position.closes();
-    packet.bth.dest_qp = pair.qb;
-    packet.payload = pattern(payload);
-    let headers = opcode.row().headers;
-    packet.reth = headers.reth.then(Reth::default);
-    packet.immdt = headers.immdt.then(ImmDt::default);
-    packet.ieth = headers.ieth.then(Default::default);
-    packet.atomic = headers.atomic.then(Default::default);
-    packet.aeth = headers.aeth.then(Default::default);
-    change(&mut packet);
-    packet
-}
-
 /// Delivers a packet to B; gives what B says about it and its answer, if any.
 fn deliver(pair: &mut Pair, packet: &Packet) -> (Option<Reject>, Option<(u32, u8)>) {
-    let now = pair.now;
-    let reject = pair.b.receive(now, &packet.build());
-    let answer = pair.b.poll_transmit(now).map(|f| Packet::parse(&f).expect("well-formed"));
-    (reject, answer.map(|p| (p.bth.psn, p.aeth.expect("an ACK or NAK").syndrome)))
+    let (reject, answers) = pair.ask(packet);
+    assert!(answers.len() < 2, "one answer at most");
+    (reject, acks(&answers).pop())
 }
 
 #[test]
@@ -85,15 +46,42 @@ fn a_second_gap_behind_the_first_gets_a_nak_of_its_own() {
 }
 
 #[test]
-fn a_later_request_that_asks_for_an_ack_restarts_the_timer() {
+fn later_requests_do_not_put_off_the_timer_of_an_earlier_one() {
     let mut pair = plain();
     let timeout = timeout_ns(14).expect("a timeout") * NANOSECOND;
     pair.send(1, small(1));
     pair.run(timeout / 2, &mut |_, _, _| vec![]);
     pair.send(2, small(2));
-    pair.run(timeout + timeout / 2, &mut |_, _, _| vec![]);
+    pair.run(timeout, &mut |_, _, _| vec![]);
     let times: Vec<Time> = pair.seen.iter().map(|seen| seen.at).collect();
-    assert_eq!(times, [0, timeout / 2, timeout + timeout / 2, timeout + timeout / 2]);
+    assert_eq!(times, [0, timeout / 2, timeout, timeout]);
+}
+
+#[test]
+fn every_timeout_code_fires_after_exactly_its_time_and_progress_starts_it_anew() {
+    for code in 1..32 {
+        let timeout = timeout_ns(code).expect("a timeout") * NANOSECOND;
+        let mut pair = Pair::connected(|_, params| {
+            params.timeout = code;
+            params.retry_cnt = 1;
+        });
+        pair.recv(1, 16);
+        pair.send(1, small(1));
+        pair.send(2, small(2));
+        // The first is acknowledged just before the time is up, the second never.
+        let mut wire = |from, number, bytes| match (from, number) {
+            (A, 1) => vec![(timeout - 3 * DELAY, bytes)],
+            (A, _) => vec![],
+            (B, _) => vec![(0, bytes)],
+        };
+        pair.run(Time::MAX, &mut wire);
+        let times: Vec<(Time, u32)> =
+            pair.seen.iter().filter(|s| s.from == A).map(|s| (s.at, s.packet.bth.psn)).collect();
+        let progress = timeout - DELAY;
+        assert_eq!(times, [(0, 0), (0, 1), (progress + timeout, 1)], "code {code}");
+        assert_eq!(pair.ends(A), [(1, OK), (2, WcStatus::RetryExcErr)]);
+        assert_eq!(pair.now, progress + 2 * timeout, "code {code}");
+    }
 }
 
 #[test]
@@ -183,7 +171,7 @@ fn progress_gives_the_retries_back() {
 
 #[test]
 fn a_receiver_that_is_not_ready_is_asked_again_after_its_timer_and_not_before() {
-    for code in [1, 12, 28, 0] {
+    for code in 0..32 {
         let mut pair = Pair::connected(|_, params| {
             params.min_rnr_timer = code;
             params.timeout = 1;
@@ -191,7 +179,7 @@ fn a_receiver_that_is_not_ready_is_asked_again_after_its_timer_and_not_before() 
         });
         pair.send(1, small(1));
         let wait = rnr_ns(code) * NANOSECOND;
-        pair.run(2 * DELAY + wait - 1, &mut |_, _, bytes| vec![(0, bytes)]);
+        pair.run(2 * DELAY + wait - 1, &mut clean);
         assert_eq!(pair.answers(B), [(0, 0x20 | code, 0)]);
         assert_eq!(pair.psns(A), [0], "the retransmission timer must not run during the wait");
         pair.recv(1, 16);
@@ -204,7 +192,7 @@ fn a_receiver_that_is_not_ready_is_asked_again_after_its_timer_and_not_before() 
 
 #[test]
 fn rnr_retries_end_at_their_limit_and_seven_is_for_ever() {
-    for (rnr_retry, sends) in [(0, 1), (1, 2), (6, 7)] {
+    for (rnr_retry, sends) in [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)] {
         let mut pair = Pair::connected(|_, params| params.rnr_retry = rnr_retry);
         pair.send(1, small(1));
         pair.send(2, small(2));
@@ -215,7 +203,7 @@ fn rnr_retries_end_at_their_limit_and_seven_is_for_ever() {
     }
     let mut pair = plain();
     pair.send(1, small(1));
-    pair.run(rnr_ns(12) * NANOSECOND * 60, &mut |_, _, bytes| vec![(0, bytes)]);
+    pair.run(rnr_ns(12) * NANOSECOND * 60, &mut clean);
     assert!(pair.psns(A).len() > 50);
     assert_eq!(pair.ends(A), []);
 }
@@ -224,7 +212,7 @@ fn rnr_retries_end_at_their_limit_and_seven_is_for_ever() {
 fn naks_behind_an_rnr_nak_do_not_end_the_wait_early() {
     let mut pair = Pair::connected(|_, params| params.tuning.nak_behind_rnr = true);
     pair.send(1, pattern(3000));
-    pair.run(rnr_ns(12) * NANOSECOND, &mut |_, _, bytes| vec![(0, bytes)]);
+    pair.run(rnr_ns(12) * NANOSECOND, &mut clean);
     assert_eq!(pair.answers(B), [(0, 0x2c, 0), (0, 0x60, 0)]);
     assert_eq!(pair.psns(A), [0, 1, 2]);
     pair.recv(1, 3000);
@@ -236,7 +224,7 @@ fn naks_behind_an_rnr_nak_do_not_end_the_wait_early() {
 fn packets_behind_an_rnr_nak_are_dropped_in_silence() {
     let mut pair = plain();
     pair.send(1, pattern(3000));
-    pair.run(10 * DELAY, &mut |_, _, bytes| vec![(0, bytes)]);
+    pair.run(10 * DELAY, &mut clean);
     assert_eq!(pair.answers(B), [(0, 0x2c, 0)]);
     assert_eq!(pair.b.rejects(Reject::PsnOutOfSequenceRepeat), 2);
 }
@@ -247,7 +235,7 @@ fn progress_gives_the_rnr_retries_back() {
     for wr_id in [1, 2] {
         pair.send(wr_id, small(wr_id));
         let until = pair.now + 10 * DELAY;
-        pair.run(until, &mut |_, _, bytes| vec![(0, bytes)]);
+        pair.run(until, &mut clean);
         pair.recv(wr_id, 16);
         pair.run_clean();
     }
@@ -256,18 +244,20 @@ fn progress_gives_the_rnr_retries_back() {
 }
 
 #[test]
-fn a_second_copy_of_an_rnr_nak_neither_costs_a_retry_nor_prolongs_the_wait() {
-    let mut pair = Pair::connected(|_, params| params.rnr_retry = 1);
-    pair.send(1, small(1));
-    pair.run(50 * DELAY, &mut |from, _, bytes| match from {
-        A => vec![(0, bytes)],
-        B => vec![(0, bytes.clone()), (20 * DELAY, bytes)],
-    });
-    assert_eq!(pair.a.rejects(Reject::ResponseStale), 1);
-    pair.recv(1, 16);
-    pair.run_clean();
-    assert_eq!(pair.seen[2].at, 2 * DELAY + rnr_ns(12) * NANOSECOND);
-    assert_eq!(pair.ends(A), [(1, OK)]);
+fn twenty_copies_of_an_rnr_nak_neither_cost_retries_nor_prolong_the_wait() {
+    for rnr_retry in 1..=7 {
+        let mut pair = Pair::connected(|_, params| params.rnr_retry = rnr_retry);
+        pair.send(1, small(1));
+        pair.run(50 * DELAY, &mut |from, _, bytes| match from {
+            A => vec![(0, bytes)],
+            B => (0..21).map(|copy| (copy * DELAY, bytes.clone())).collect(),
+        });
+        assert_eq!(pair.a.rejects(Reject::ResponseStale), 20);
+        pair.recv(1, 16);
+        pair.run_clean();
+        assert_eq!(pair.seen[2].at, 2 * DELAY + rnr_ns(12) * NANOSECOND);
+        assert_eq!(pair.ends(A), [(1, OK)]);
+    }
 }
 
 #[test]
@@ -299,7 +289,7 @@ fn an_rnr_nak_in_the_middle_of_a_write_with_immediate_resumes_at_its_last_packet
     let qa = pair.qa;
     let op = SendOp::Write { va: 0, rkey: key, imm: Some(0x1122_3344) };
     pair.a.post_send(qa, SendWr::new(1, op, pattern(2500))).expect("post");
-    pair.run(4 * DELAY, &mut |_, _, bytes| vec![(0, bytes)]);
+    pair.run(4 * DELAY, &mut clean);
     assert_eq!(pair.answers(B), [(2, 0x2c, 0)]);
     assert_eq!(pair.b.region(key).expect("region").bytes[..2048], pattern(2500)[..2048]);
     pair.recv(7, 0);
@@ -481,7 +471,8 @@ fn malformed_requests_are_answered_0x61() {
     }
     fault(None, crafted(&p, Opcode::RcReadRequest, 0, 0, nop), Reject::AccessDenied);
     fault(None, crafted(&p, Opcode::RcFetchAdd, 0, 0, nop), Reject::AccessDenied);
-    fault(None, crafted(&p, Opcode::RcSendOnlyInv, 0, 4, nop), Reject::AccessDenied);
+    fault(send_first(), crafted(&p, Opcode::RcReadRequest, 1, 0, nop), Reject::OpcodeSequence);
+    fault(send_first(), crafted(&p, Opcode::RcFetchAdd, 1, 0, nop), Reject::OpcodeSequence);
     fault(None, crafted(&p, Opcode::RcSendFirst, 0, full - 4, nop), Reject::BadLength);
     fault(None, crafted(&p, Opcode::RcSendOnly, 0, full + 4, nop), Reject::BadLength);
     fault(send_first(), crafted(&p, Opcode::RcSendLast, 1, 0, nop), Reject::BadLength);
@@ -529,7 +520,7 @@ fn what_is_not_for_this_connection_is_dropped_in_silence() {
         (Reject::BadIpHeader, |p| p.ip.ihl = 6),
         (Reject::BadIpHeader, |p| p.ip.fragment_offset = 1),
         (Reject::WrongDestinationMac, |p| p.ethernet.destination ^= 1),
-        (Reject::NotRoce, |p| p.ethernet.ethertype = 0x86dd),
+        (Reject::NotRoce, |p| p.ethernet.ethertype = 0x0806),
         (Reject::NotRoce, |p| p.udp.destination_port = 4790),
         (Reject::NotRoce, |p| p.ip.protocol = 6),
         (Reject::BadIpHeader, |p| p.ip.more_fragments = true),
@@ -587,14 +578,11 @@ fn answers_that_acknowledge_nothing_are_ignored() {
     let mut pair = plain();
     pair.send(1, small(1));
     pair.send(2, small(2));
-    assert_eq!(sent(&mut pair).len(), 2);
+    assert_eq!(pair.sent().len(), 2);
     let mut answer = |psn, syndrome, expected: Option<Reject>| {
-        let mut packet = crafted(&pair, Opcode::RcAcknowledge, psn, 0, |_| {});
-        std::mem::swap(&mut packet.ethernet.source, &mut packet.ethernet.destination);
-        std::mem::swap(&mut packet.ip.source, &mut packet.ip.destination);
-        packet.bth.dest_qp = pair.qa;
-        packet.aeth = Some(Aeth { syndrome, msn: 0 });
-        assert_eq!(pair.a.receive(0, &packet.build()), expected, "PSN {psn:#x} syndrome {syndrome:#x}");
+        let change = |packet: &mut Packet| packet.aeth = Some(Aeth { syndrome, msn: 0 });
+        let found = pair.respond(Opcode::RcAcknowledge, psn, change);
+        assert_eq!(found, expected, "PSN {psn:#x} syndrome {syndrome:#x}");
     };
     answer(2, 0x1f, Some(Reject::ResponseUnexpected));
     answer(0x7f_ffff, 0x62, Some(Reject::ResponseUnexpected));
@@ -635,7 +623,7 @@ fn an_ack_is_asked_for_at_the_last_packet_at_the_interval_and_at_the_edge_of_the
         });
         pair.recv(1, 256 * 40);
         pair.send(1, pattern(256 * 40));
-        let burst: Vec<u32> = sent(&mut pair).iter().filter(|p| p.bth.ack_req).map(|p| p.bth.psn).collect();
+        let burst: Vec<u32> = pair.sent().iter().filter(|p| p.bth.ack_req).map(|p| p.bth.psn).collect();
         burst
     };
     assert_eq!(asked(16, 128), [15, 31, 39]);
@@ -764,11 +752,18 @@ fn a_draining_send_queue_finishes_what_it_began_and_begins_nothing() {
     let first = pair.a.poll_transmit(0).expect("the first packet");
     pair.b.receive(0, &first);
     pair.a.modify(qa, QpState::Sqd).expect("RTS to SQD");
+    assert_eq!(pair.a.poll_event(), None);
     pair.run_clean();
     assert_eq!(pair.ends(A), [(1, OK)]);
+    let drained = peer::Event { qpn: qa, kind: AsyncEvent::SqDrained };
+    assert_eq!(pair.a.poll_event(), Some(drained));
     pair.a.modify(qa, QpState::Rts).expect("SQD to RTS");
     pair.run_clean();
     assert_eq!(pair.ends(A), [(2, OK)]);
+    assert_eq!(pair.a.poll_event(), None);
+    // Nothing is under way: drained at once.
+    pair.a.modify(qa, QpState::Sqd).expect("RTS to SQD");
+    assert_eq!(pair.a.poll_event(), Some(drained));
 }
 
 #[test]
@@ -780,7 +775,7 @@ fn several_queue_pairs_take_turns_packet_by_packet() {
     pair.a.connect(other, params).expect("connect");
     pair.send(1, pattern(4096));
     pair.a.post_send(other, SendWr::new(1, SendOp::Send { imm: None }, pattern(4096))).expect("post");
-    let order: Vec<u32> = sent(&mut pair).iter().map(|p| p.bth.dest_qp).collect();
+    let order: Vec<u32> = pair.sent().iter().map(|p| p.bth.dest_qp).collect();
     let (one, two) = (pair.qb, far);
     assert_eq!(order, [one, two, one, two, one, two, one, two]);
 }

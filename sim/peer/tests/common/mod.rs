@@ -5,7 +5,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use contract::verbs::access;
+use contract::{Aeth, ImmDt, Opcode, Reject, WcStatus};
 use peer::{Completion, Endpoint, Landing, Packet, QpParams, RecvWr, Region, SendOp, SendWr, Time};
+
+pub const OK: WcStatus = WcStatus::Success;
+pub const FLUSHED: WcStatus = WcStatus::WrFlushErr;
+
+/// Everything permitted.
+pub const ALL: u8 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
 /// One way through the wire: 1 us.
 pub const DELAY: Time = 1_000_000;
@@ -72,6 +79,14 @@ impl Pair {
         }
     }
 
+    /// As [`Pair::connected`], with READs and atomics permitted too.
+    pub fn open(adjust: impl Fn(Side, &mut QpParams)) -> Self {
+        Self::connected(|side, params| {
+            params.access = ALL;
+            adjust(side, params);
+        })
+    }
+
     pub fn end(&mut self, side: Side) -> &mut Endpoint {
         match side {
             A => &mut self.a,
@@ -116,7 +131,7 @@ impl Pair {
 
     /// Runs on a clean wire to the end.
     pub fn run_clean(&mut self) {
-        self.run(Time::MAX, &mut |_, _, bytes| vec![(0, bytes)]);
+        self.run(Time::MAX, &mut clean);
     }
 
     /// Runs on a wire that loses the named frames of `side`, counted from 1 since the start of the pair.
@@ -147,6 +162,27 @@ impl Pair {
         self.a.post_send(qa, SendWr::new(wr_id, op, data)).expect("post send");
     }
 
+    /// A request of A.
+    pub fn post(&mut self, wr: SendWr) {
+        let qa = self.qa;
+        self.a.post_send(qa, wr).expect("post send");
+    }
+
+    pub fn read(&mut self, wr_id: u64, rkey: u32, va: u64, length: usize) {
+        let op = SendOp::Read { va, rkey, landing: Landing::Owned(length) };
+        self.post(SendWr::new(wr_id, op, vec![]));
+    }
+
+    pub fn fetch_add(&mut self, wr_id: u64, rkey: u32, va: u64, add: u64) {
+        let op = SendOp::FetchAdd { va, rkey, add, landing: Landing::Owned(8) };
+        self.post(SendWr::new(wr_id, op, vec![]));
+    }
+
+    pub fn compare_swap(&mut self, wr_id: u64, rkey: u32, va: u64, compare: u64, swap: u64) {
+        let op = SendOp::CompareSwap { va, rkey, compare, swap, landing: Landing::Owned(8) };
+        self.post(SendWr::new(wr_id, op, vec![]));
+    }
+
     pub fn recv(&mut self, wr_id: u64, length: usize) {
         let qb = self.qb;
         self.b.post_recv(qb, RecvWr { wr_id, landing: Landing::Owned(length) }).expect("post receive");
@@ -156,6 +192,58 @@ impl Pair {
     pub fn region(&mut self, va: u64, length: usize) -> u32 {
         let access = access::LOCAL_WRITE | access::REMOTE_WRITE;
         self.b.register(Region { pd: 1, va, access, bytes: vec![0; length] })
+    }
+
+    /// A region at B that holds `bytes` and permits everything.
+    pub fn shared(&mut self, va: u64, bytes: Vec<u8>) -> u32 {
+        self.b.register(Region { pd: 1, va, access: ALL, bytes })
+    }
+
+    /// What stands in a region of B.
+    pub fn bytes(&self, key: u32) -> &[u8] {
+        &self.b.region(key).expect("a region").bytes
+    }
+
+    /// The frames A sends now, none delivered.
+    pub fn sent(&mut self) -> Vec<Packet> {
+        let now = self.now;
+        std::iter::from_fn(|| self.a.poll_transmit(now))
+            .map(|frame| Packet::parse(&frame).expect("well-formed"))
+            .collect()
+    }
+
+    /// Delivers a packet to B; gives what B says about it and all its answers.
+    pub fn ask(&mut self, packet: &Packet) -> (Option<Reject>, Vec<Packet>) {
+        let now = self.now;
+        let reject = self.b.receive(now, &packet.build());
+        let answers = std::iter::from_fn(|| self.b.poll_transmit(now))
+            .map(|frame| Packet::parse(&frame).expect("well-formed"))
+            .collect();
+        (reject, answers)
+    }
+
+    /// Delivers a response to A, as B would build it, changed by `change`.
+    pub fn respond(&mut self, opcode: Opcode, psn: u32, change: impl Fn(&mut Packet)) -> Option<Reject> {
+        let mut packet = crafted(self, opcode, psn, 0, |_| {});
+        std::mem::swap(&mut packet.ethernet.source, &mut packet.ethernet.destination);
+        std::mem::swap(&mut packet.ip.source, &mut packet.ip.destination);
+        packet.bth.dest_qp = self.qa;
+        packet.bth.ack_req = false;
+        packet.aeth = packet.aeth.map(|_| Aeth { syndrome: 0x1f, msn: 0 });
+        change(&mut packet);
+        let now = self.now;
+        self.a.receive(now, &packet.build())
+    }
+
+    /// What `side` has sent since the start, in order.
+    pub fn packets(&self, side: Side) -> Vec<&Packet> {
+        self.seen.iter().filter(|seen| seen.from == side).map(|seen| &seen.packet).collect()
+    }
+
+    /// Opcodes and PSNs sent by `side` since the start, in order.
+    pub fn opcodes(&self, side: Side) -> Vec<(Opcode, u32)> {
+        let packets = self.packets(side);
+        packets.iter().map(|p| (p.opcode().expect("a known opcode"), p.bth.psn)).collect()
     }
 
     /// PSNs sent by `side` since the start, in order.
@@ -169,6 +257,48 @@ impl Pair {
         mine.filter_map(|seen| seen.packet.aeth.map(|aeth| (seen.packet.bth.psn, aeth.syndrome, aeth.msn)))
             .collect()
     }
+}
+
+/// A packet from A's QP, as A would build it, changed by `change`.
+pub fn crafted(
+    pair: &Pair,
+    opcode: Opcode,
+    psn: u32,
+    payload: usize,
+    change: impl Fn(&mut Packet),
+) -> Packet {
+    let mut probe = Pair::connected(|_, _| {});
+    probe.send(0, vec![]);
+    let mut packet = probe.sent().remove(0);
+    packet.bth.opcode = opcode.code();
+    packet.bth.psn = psn;
+    packet.bth.ack_req = opcode.row().position.closes();
+    packet.bth.dest_qp = pair.qb;
+    packet.payload = pattern(payload);
+    let headers = opcode.row().headers;
+    packet.reth = headers.reth.then(Default::default);
+    packet.immdt = headers.immdt.then(ImmDt::default);
+    packet.ieth = headers.ieth.then(Default::default);
+    packet.atomic = headers.atomic.then(Default::default);
+    packet.aeth = headers.aeth.then(Default::default);
+    packet.atomic_ack = headers.atomic_ack.then(Default::default);
+    change(&mut packet);
+    packet
+}
+
+/// What ACKs and NAKs say: PSN, syndrome.
+pub fn acks(answers: &[Packet]) -> Vec<(u32, u8)> {
+    answers.iter().map(|p| (p.bth.psn, p.aeth.expect("an ACK or NAK").syndrome)).collect()
+}
+
+/// Sixteen bytes for request `n`.
+pub fn small(n: u64) -> Vec<u8> {
+    vec![n as u8; 16]
+}
+
+/// A wire that changes nothing.
+pub fn clean(_: Side, _: u64, bytes: Vec<u8>) -> Fate {
+    vec![(0, bytes)]
 }
 
 /// Bytes that differ from place to place.

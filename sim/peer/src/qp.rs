@@ -40,7 +40,7 @@ pub struct Tuning {
     pub ack_interval: u32,
     /// Ask for an ACK on each packet of a message whose number is a multiple of this, beside the last; 0 = last only.
     pub ack_req_interval: u32,
-    /// Most PSNs in flight; 0 = as many as the PSN window allows.
+    /// Sends while fewer PSNs than this are in flight; 0 = as many as the PSN window allows.
     pub window: u32,
     /// The migration bit of every packet.
     pub mig_req: bool,

@@ -509,8 +509,8 @@ impl Qp {
     /// Raises the event of a send queue in SQD that has finished all it had begun.
     pub fn tell_drained(&mut self, out: &mut Outbox) {
         let r = &mut self.requester;
-        let begun = r.work.iter().any(|work| work.first < r.high && work.end() > r.una);
-        if r.undrained && !begun {
+        let begun = |work: &Work| work.first < r.high && work.end() > r.una;
+        if r.undrained && !r.work.iter().any(begun) {
             r.undrained = false;
             out.events.push_back((self.qpn, AsyncEvent::SqDrained));
         }

@@ -235,6 +235,10 @@ fn a_send_with_invalidate_takes_the_key_out_of_use_and_tells_which() {
         pair.run_clean();
         let ends = [(1, OK), (2, OK), (3, OK), (4, WcStatus::RemAccessErr)];
         assert_eq!(pair.ends(A), ends);
+        // Given back and registered again it is a key like any other.
+        let region = pair.b.deregister(key).expect("a region");
+        pair.b.register_as(key, region).expect("register");
+        assert!(pair.b.is_valid(key));
         assert_eq!(pair.b.rejects(Reject::RkeyUnknown), 1);
         assert_eq!(pair.bytes(key)[..16], small(1));
     }

@@ -165,6 +165,7 @@ fn what_is_not_for_this_ipv6_connection_is_dropped_in_silence() {
         (19, 0x22, Reject::Runt),
         (22, 1, Reject::BadIcrc),
         (59, 1, Reject::BadUdpLength),
+        (59, 0x20, Reject::BadUdpLength),
         (70, 1, Reject::BadIcrc),
     ] {
         let mut bad = frame.clone();

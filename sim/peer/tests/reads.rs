@@ -376,7 +376,7 @@ fn a_duplicate_reads_memory_again_from_any_place_and_changes_nothing_else() {
 fn a_duplicate_that_is_not_part_of_a_kept_read_is_dropped_in_silence() {
     let mut pair = Pair::open(|_, params| params.max_dest_rd_atomic = 2);
     let key = pair.shared(VA, pattern(9000));
-    let other = pair.shared(0, pattern(16));
+    let other = pair.shared(VA, pattern(9000));
     for (psn, length) in [(0, 100), (1, 3000), (4, 100)] {
         assert_eq!(pair.ask(&request(&pair, psn, key, VA + 8, length)).0, None);
     }
@@ -418,6 +418,40 @@ fn a_duplicate_while_its_response_is_being_sent_is_answered_after_it() {
     answers.extend(rest);
     assert_eq!(heads(&answers).iter().map(|(_, psn)| *psn).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2]);
     assert_eq!(payload(&answers), [pattern(3000), pattern(3000)].concat());
+}
+
+#[test]
+fn duplicates_take_no_room_of_reads_not_yet_answered() {
+    let mut pair = Pair::open(|_, params| params.max_dest_rd_atomic = 2);
+    let key = pair.shared(VA, pattern(3000));
+    assert_eq!(pair.ask(&request(&pair, 0, key, VA, 8)).0, None);
+    for (psn, reject) in [
+        (0, Some(Reject::Duplicate)),
+        (0, Some(Reject::Duplicate)),
+        (1, None),
+        (2, None),
+        (3, Some(Reject::ReadDepth)),
+    ] {
+        let frame = request(&pair, psn, key, VA, 8).build();
+        assert_eq!(pair.b.receive(0, &frame), reject);
+    }
+}
+
+#[test]
+fn the_answer_to_any_duplicate_arms_the_sequence_nak_again() {
+    let mut pair = Pair::open(|_, _| {});
+    let key = pair.shared(VA & !7, pattern(3000));
+    let atomic = contract::AtomicEth { va: VA & !7, rkey: key, swap_or_add: 1, compare: 0 };
+    let add = crafted(&pair, Opcode::RcFetchAdd, 1, 0, |packet| packet.atomic = Some(atomic));
+    let read = request(&pair, 0, key, VA, 8);
+    let foreign = request(&pair, 0, key ^ 1, VA, 8);
+    let gap = request(&pair, 5, key, VA, 8);
+    assert_eq!((pair.ask(&read).0, pair.ask(&add).0), (None, None));
+    for (before, naks) in [(&read, 1), (&gap, 0), (&add, 1), (&foreign, 0), (&read, 1)] {
+        pair.ask(before);
+        let (_, answers) = pair.ask(&gap);
+        assert_eq!(acks(&answers), vec![(2, 0x60); naks]);
+    }
 }
 
 #[test]
@@ -520,6 +554,18 @@ fn a_zero_length_read_names_no_memory_but_needs_the_permission() {
     assert_eq!(pair.answers(B), [(0, 0x61, 0)]);
     assert_eq!(pair.b.rejects(Reject::AccessDenied), 1);
     assert_eq!(pair.ends(A), [(1, WcStatus::RemInvReqErr)]);
+}
+
+#[test]
+fn nothing_lands_anywhere() {
+    let mut pair = Pair::open(|_, _| {});
+    let landing = Landing::Region { lkey: 0xdead_be00, va: u64::MAX, length: 0 };
+    pair.post(SendWr::new(1, SendOp::Read { va: 0, rkey: 0, landing }, vec![]));
+    let qb = pair.qb;
+    pair.b.post_recv(qb, peer::RecvWr { wr_id: 2, landing }).expect("post");
+    pair.send(3, vec![]);
+    pair.run_clean();
+    assert_eq!((pair.ends(A), pair.ends(B)), (vec![(1, OK), (3, OK)], vec![(2, OK)]));
 }
 
 #[test]
@@ -669,6 +715,19 @@ fn nothing_owed_is_sent_once_the_queue_pair_is_in_error_or_reset() {
         pair.b.modify(qb, state).expect("modify");
         assert_eq!(pair.b.poll_transmit(0), None);
     }
+    // Neither when it is a request of its own that failed.
+    let mut pair = Pair::open(|_, _| {});
+    let key = pair.shared(VA, pattern(3000));
+    let send = SendWr::new(1, SendOp::Send { imm: None }, small(1));
+    pair.b.post_send(pair.qb, send).expect("post");
+    assert!(pair.b.poll_transmit(0).is_some());
+    let frame = request(&pair, 0, key, VA, 3000).build();
+    assert_eq!(pair.b.receive(0, &frame), None);
+    let nak = |packet: &mut Packet| packet.aeth = Some(Aeth { syndrome: 0x61, msn: 0 });
+    let nak = crafted(&pair, Opcode::RcAcknowledge, 0, 0, nak).build();
+    assert_eq!(pair.b.receive(0, &nak), None);
+    assert_eq!(pair.ends(B), [(1, WcStatus::RemInvReqErr)]);
+    assert_eq!(pair.b.poll_transmit(0), None);
 }
 
 #[test]
@@ -718,6 +777,8 @@ fn a_peer_that_is_not_ready_for_a_read_is_asked_again_after_its_timer() {
     let rnr = |packet: &mut Packet| packet.aeth = Some(Aeth { syndrome: Syndrome::rnr(3), msn: 0 });
     assert_eq!(pair.respond(Opcode::RcAcknowledge, 0, rnr), None);
     assert_eq!(pair.respond(Opcode::RcAcknowledge, 0, rnr), Some(Reject::ResponseStale));
+    // Nothing that belongs behind it ends the wait.
+    assert_eq!(pair.respond(Opcode::RcAcknowledge, 0, |_| {}), Some(Reject::ResponseGap));
     pair.run_clean();
     assert_eq!(pair.seen[0].at, rnr_ns(3) * NANOSECOND);
     assert_eq!(pair.ends(A), [(1, OK)]);
@@ -795,6 +856,16 @@ fn the_psn_window_stalls_the_requester_and_lets_it_go_on() {
     assert_eq!(pair.sent().iter().map(|p| p.bth.psn).collect::<Vec<_>>(), [end + 3]);
     assert_eq!(pair.respond(Opcode::RcReadResponseMiddle, 1, fill), None);
     assert_eq!(pair.sent().iter().map(|p| p.bth.psn).collect::<Vec<_>>(), [end + 4]);
+
+    // Behind one WRITE a READ of 2^23 - 2 fills the window; one of 2^23 - 1 waits until the WRITE is acknowledged.
+    for (packets, sent) in [((1 << 23) - 2, 2), ((1 << 23) - 1, 1)] {
+        let mut pair = Pair::open(window);
+        pair.write(1, 0, 0, vec![1]);
+        pair.read(2, 0, 0, packets * 256);
+        assert_eq!(pair.sent().len(), sent);
+        assert_eq!(pair.respond(Opcode::RcAcknowledge, 0, |_| {}), None);
+        assert_eq!(pair.sent().len(), 2 - sent);
+    }
 
     // 2^31 bytes are 2^23 PSNs, one more than the window: such a READ goes alone, and nothing until two are back.
     let mut pair = Pair::open(window);

@@ -388,6 +388,60 @@ fn a_zero_length_write_names_no_memory_but_needs_the_permission() {
 }
 
 #[test]
+fn nothing_can_be_sent_written_and_read_first_and_between_long_messages_under_any_key() {
+    for keys in [[0, 0, 0], [0x5a, 0xffff_ff00, 7]] {
+        let mut pair = Pair::open(|_, _| {});
+        let key = pair.shared(0, pattern(8192));
+        for wr_id in 0..10 {
+            pair.recv(wr_id, 4096);
+        }
+        let mut wr_id = 0;
+        for long in 0..3 {
+            let landing = Landing::Owned(0);
+            let va = u64::MAX - long;
+            for op in [
+                SendOp::Read { va, rkey: keys[0], landing },
+                SendOp::Write { va, rkey: keys[1], imm: None },
+                SendOp::Write { va, rkey: keys[2], imm: Some(9) },
+                SendOp::Send { imm: None },
+                SendOp::Send { imm: Some(9) },
+            ] {
+                pair.post(SendWr::new(wr_id, op, vec![]));
+                wr_id += 1;
+            }
+            pair.write(wr_id, key, 0, pattern(5000));
+            pair.read(wr_id + 1, key, 0, 5000);
+            wr_id += 2;
+        }
+        pair.run_losing(Time::MAX, A, &[2, 9, 17]);
+        assert_eq!(pair.ends(A), (0..wr_id).map(|n| (n, OK)).collect::<Vec<_>>());
+        assert_eq!(pair.completions(B).iter().map(|c| c.byte_len).sum::<u32>(), 0);
+        assert_eq!(*pair.bytes(key), pattern(8192));
+    }
+}
+
+#[test]
+fn a_solicited_event_is_asked_for_by_what_consumes_a_receive_at_its_last_packet_only() {
+    for (op, consumes) in [
+        (SendOp::Send { imm: None }, true),
+        (SendOp::Send { imm: Some(1) }, true),
+        (SendOp::Write { va: 0, rkey: 0, imm: Some(1) }, true),
+        (SendOp::Write { va: 0, rkey: 0, imm: None }, false),
+        (SendOp::Read { va: 0, rkey: 0, landing: Landing::Owned(3000) }, false),
+        (SendOp::FetchAdd { va: 0, rkey: 0, add: 0, landing: Landing::Owned(8) }, false),
+    ] {
+        for solicited in [false, true] {
+            let mut pair = Pair::open(|_, _| {});
+            pair.post(SendWr { solicited, ..SendWr::new(1, op, pattern(3000)) });
+            let marks: Vec<bool> = pair.sent().iter().map(|p| p.bth.solicited).collect();
+            let (last, rest) = marks.split_last().expect("a packet");
+            assert_eq!(*last, solicited && consumes);
+            assert!(rest.iter().all(|mark| !mark));
+        }
+    }
+}
+
+#[test]
 fn a_send_of_exactly_the_buffer_fits_and_one_byte_more_is_answered_0x61() {
     for (length, fits) in [(1500, true), (1501, false)] {
         let mut pair = plain();
@@ -551,6 +605,18 @@ fn what_is_not_for_this_connection_is_dropped_in_silence() {
     }
     for length in 0..frame.len() {
         assert!(pair.b.receive(0, &frame[..length]).is_some(), "{length} bytes");
+    }
+    for total in 0..frame.len() as u16 - 14 {
+        let mut bad = frame.clone();
+        bad[16..18].copy_from_slice(&total.to_be_bytes());
+        let checksum = contract::wire::ipv4_checksum(bad[14..].first_chunk().expect("an IPv4 header"));
+        bad[24..26].copy_from_slice(&checksum.to_be_bytes());
+        let reject = match total {
+            0..20 => Reject::BadIpHeader,
+            20..28 => Reject::Runt,
+            _ => Reject::BadUdpLength,
+        };
+        assert_eq!(pair.b.receive(0, &bad), Some(reject), "a total length of {total}");
     }
     assert_eq!(pair.b.poll_transmit(0), None);
     assert_eq!(pair.completions(B), []);

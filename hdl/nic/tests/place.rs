@@ -1089,6 +1089,20 @@ fn a_fence_waits_for_the_one_of_the_other_way_and_for_what_is_before_both() {
 }
 
 #[test]
+fn a_fence_waits_until_acknowledge_has_taken_the_confirmations_before_it() {
+    let mut b = Bench::new(1);
+    b.placement_ready = false;
+    b.list(0, &[sge(0x10_4000, 4096)]);
+    b.responses.push_back(data(0, 0, 0, 8, true));
+    b.fence();
+    b.run(300);
+    assert_eq!((b.pieces.len(), b.fences), (1, 0));
+    b.placement_ready = true;
+    b.settle();
+    assert_eq!((b.placements.len(), b.fences), (1, 1));
+}
+
+#[test]
 fn an_acknowledge_that_takes_no_placement_holds_place_and_loses_nothing() {
     let mut b = Bench::new(1);
     b.placement_ready = false;

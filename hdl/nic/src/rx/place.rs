@@ -28,12 +28,13 @@
 //! the MSN, and `placed.res_head` lets segment answer it. A duplicate READ asks segment to go back; of two that segment
 //! has not seen yet the older remains, which reaches both.
 //!
-//! Of a READ: SGEs that are too short (LOC_LEN_ERR) or whose key does not allow it (LOC_PROT_ERR) make a `placement` with
+//! Of a READ of this side: SGEs that are too short (LOC_LEN_ERR) or whose key does not allow it (LOC_PROT_ERR) make a `placement` with
 //! that status instead of one with status 0 when the last byte is written; in order per QP, nothing is NAKed.
 //!
 //! A fence comes on both inputs; each stops at its own until the other's is there, then it is one. It comes out
-//! (`fence_done`) when all that came before it is written and reported, nothing is parked from before
-//! it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded meanwhile.
+//! (`fence_done`) when all that came before it is written, reported and, of READs, taken by acknowledge, nothing is parked
+//! from before it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded
+//! meanwhile.
 
 use crate::config::Config;
 use crate::flow::{
@@ -583,9 +584,11 @@ impl Module for Place {
         let here = finish_word.valid & (!f.piece | told.any());
         let is_kind = |k: Kind| f.kind.eq(k.code());
         let middle = f_rest & here & !f.ends;
-        let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained;
-        let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
         let placement = Stream::<Fault>::wires(c, "placement_in");
+        let placements = buffer("placements", c, 4, &placement);
+        // a confirmation must not meet the next life of its QP
+        let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained & !placements.valid;
+        let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
         let f_read = (f_rest & here & f.ends & is_kind(Kind::Read) & placement.ready).named("read_finishes");
         placement.valid.set(f_read & (f.last | f.status.any()));
         placement.data.assign(&Fault {
@@ -594,7 +597,6 @@ impl Module for Place {
             status: f.status,
             responds: hdl::low(),
         });
-        let placements = buffer("placements", c, 4, &placement);
         io.placement.take(&placements);
         let acknowledges = !any_of(&[Kind::Fence, Kind::Discard, Kind::Read].map(is_kind));
         let packet = f_rest & here & f.ends & acknowledges & !io.initialise.valid;

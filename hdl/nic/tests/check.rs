@@ -629,7 +629,7 @@ impl Bench {
             let want = q.reads[n];
             let read = Read {
                 psn: kept.get("first_psn") as u32,
-                packets: (kept.get("last_psn") as u32).wrapping_sub(want.psn) + 1 & MASK,
+                packets: ((kept.get("last_psn") as u32).wrapping_sub(want.psn) + 1) & MASK,
                 va: kept.get("va"),
                 rkey: kept.get("rkey") as u32,
                 length: kept.get("length") as u32,

@@ -14,7 +14,6 @@
 //! gives the word one clock after its address.
 
 use crate::config::Config;
-use contract::context::QpQueuesBits;
 use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mux};
 
 /// Bits of a packet sequence number.
@@ -254,10 +253,10 @@ pub struct OwedRead {
     pub msn: Sig,
 }
 
-/// Where the READ `index` of a QP lies among all of them.
-pub fn owed_address(c: &Config, queues: &QpQueuesBits, index: Sig) -> Sig {
-    let mask = (lit(RING, 1) << queues.response_log_size) - 1;
-    queues.response_base.resize(c.response_bits()) + (index & mask).resize(c.response_bits())
+/// Where the READ `index` lies among all, by the QP's `response_base` and `response_log_size`.
+pub fn owed_address(c: &Config, base: Sig, log_size: Sig, index: Sig) -> Sig {
+    let mask = (lit(RING, 1) << log_size) - 1;
+    base.resize(c.response_bits()) + (index & mask).resize(c.response_bits())
 }
 
 /// One outstanding WQE, written by segment when it gets its PSNs, read by acknowledge when it retires.

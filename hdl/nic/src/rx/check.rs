@@ -347,7 +347,8 @@ impl Module for Check {
         let rnr_timer = hold("rnr_timer", rights.min_rnr_timer);
         let deep = hold("too_deep", deep_now);
         let shift = hold("log_path_mtu", rights.path_mtu + 7);
-        let queues_held = hold("queues", io.queues_word);
+        let ring_base = hold("response_base", queues.response_base);
+        let ring_log = hold("response_log_size", queues.response_log_size);
         // READs to look at for a duplicate
         let kept = word.res_kept.extend(16);
         let left = reg("left_to_search", 5);
@@ -385,7 +386,7 @@ impl Module for Check {
         search.set(at2 & duplicate & read & !refused & left.any());
         searched.set(hit | left.eq(1));
         let again_at = mux(searching, probe - 1, probe);
-        io.owed_address.set(owed_address(c, &QpQueuesBits::unpack(queues_held), again_at));
+        io.owed_address.set(owed_address(c, ring_base, ring_log, again_at));
         let found = reg("found", 1);
         when(at2, || found.set(0));
         when(searching, || {
@@ -543,7 +544,7 @@ impl Module for Check {
 
         // the READ, for segment and for its duplicates
         io.owed_write.enable.set(accept & read);
-        io.owed_write.address.set(owed_address(c, &QpQueuesBits::unpack(queues_held), e.res_head));
+        io.owed_write.address.set(owed_address(c, ring_base, ring_log, e.res_head));
         let owed = OwedRead {
             index: e.res_head,
             first_psn: h.psn,

@@ -231,7 +231,8 @@ impl Module for Segment {
 
         // the READ under the response cursor: its address in clock 1, the word in clock 2
         let (cursor_now, queues_now) = (Tx::from_bits(&(), io.tx_word), QpQueuesBits::unpack(io.queues_word));
-        io.owed_address.set(owed_address(c, &queues_now, cursor_now.res_cursor));
+        let (base, log_size) = (queues_now.response_base, queues_now.response_log_size);
+        io.owed_address.set(owed_address(c, base, log_size, cursor_now.res_cursor));
         let read_now = OwedRead::from_bits(&(), io.owed_word);
         let read = OwedRead::regs(&(), "read");
         when(phase.eq(2), || read.assign(&read_now));

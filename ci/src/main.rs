@@ -20,6 +20,7 @@ mod list;
 mod mutants;
 mod run;
 mod soak;
+mod spec;
 mod step;
 mod story;
 mod synth;
@@ -53,6 +54,7 @@ pub const TASKS: &[Task] = &[
     install::TASK,
     story::TASK,
     generate::TASK,
+    spec::TASK,
     captures::TASK,
     tools::TASK,
     synth::TASK,

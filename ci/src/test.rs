@@ -4,7 +4,7 @@
 //! counts the steps.
 
 use crate::{
-    Args, Task, captures, generate, install, run,
+    Args, Task, captures, generate, install, run, spec,
     step::{Steps, Verdict},
     synth, tools,
 };
@@ -32,6 +32,7 @@ fn test(args: Args) -> anyhow::Result<()> {
         shown(run::cargo(["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"])),
     );
     steps.step("generated files", || generate::check(generate::GENERATORS));
+    steps.step("requirements", spec::check);
     steps.step("ci/tools", || tools::tools().map(|()| Verdict::Passed));
     let cleared = captures::clear();
     steps.step("cargo test", || {

@@ -6,12 +6,13 @@
 //!   *.rs of the tree ──> ids that comments cite ─────┘
 //! ```
 //! In: the sheets, one requirement per table row (their form: `hdl/nic/spec/README.md`), and the sources that they
-//! name. Out: a table per sheet; the report, written or, with `--check`, compared. With the beginning of an id: those
-//! requirements with `path:line` of each place and test. It builds and runs nothing, so it takes a moment.
+//! name. Out: a table per sheet; the report, and in the head of each file of the card which rows name it, both written
+//! or, with `--check`, compared. With the beginning of an id: those requirements, with `path:line` of each place and
+//! test. It builds and runs nothing, so it takes a moment.
 //!
 //! It fails when a file, an item or a test that a row names is not there, an id stands twice, a ground of the README
 //! has no requirement, a test is ignored or only the reference endpoint is tested, a comment cites an id that no sheet
-//! has, more than 5 % are exceptions, or the report is stale. All faults are listed, not just the first.
+//! has, or more than 5 % are exceptions; with `--check` also when what it writes is stale. It lists all faults.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,6 +31,10 @@ const FOLDER: &str = "hdl/nic/spec";
 const SOURCES: [&str; 4] = ["ci", "hdl", "host", "sim"];
 /// A test of this program alone tells nothing of the card.
 const ORACLE: &str = "sim/peer/";
+/// Where a file that rows name says so in its head.
+const CITING: &str = "hdl/nic/";
+/// How: this, and the prefixes of their ids.
+const CITATION: &str = "//! Requirements: ";
 /// Most exceptions, in per cent.
 const EXCEPTIONS: usize = 5;
 /// The open word of what is built but not shown.
@@ -445,8 +450,30 @@ impl Spec {
     }
 }
 
-/// The spec of this tree; faults are printed.
-fn load() -> Result<Spec> {
+/// The files of the card that rows name and whose head does not say so, with the text that does.
+fn uncited(spec: &Spec, tree: &Tree) -> Vec<(String, String)> {
+    let mut heads: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for row in spec.rows() {
+        for place in row.places.iter().chain(&row.tests).filter(|place| place.file.starts_with(CITING)) {
+            heads.entry(&place.file).or_default().insert(row.id.split('-').next().unwrap_or(""));
+        }
+    }
+    let cited = heads.into_iter().map(|(file, prefixes)| {
+        let mut lines: Vec<_> = tree[file].lines().filter(|line| !line.starts_with(CITATION)).collect();
+        let citation = CITATION.to_owned() + &Vec::from_iter(prefixes).join(" ");
+        let mut end = lines.iter().take_while(|line| line.starts_with("//!")).count();
+        while end > 0 && lines[end - 1] == "//!" {
+            end -= 1;
+            lines.remove(end);
+        }
+        lines.splice(end..end, ["//!", &citation]);
+        (file.to_owned(), lines.join("\n") + "\n")
+    });
+    cited.filter(|(file, text)| tree[file] != *text).collect()
+}
+
+/// The spec of this tree and its sources; faults are printed.
+fn load() -> Result<(Spec, Tree)> {
     let root = run::root();
     let mut tree = Tree::new();
     for folder in SOURCES {
@@ -469,11 +496,11 @@ fn load() -> Result<Spec> {
     if !faults.is_empty() {
         bail!("{} fault(s) in the requirement sheets; each line above names one", faults.len());
     }
-    Ok(spec)
+    Ok((spec, tree))
 }
 
 fn show(id: &str) -> Result<()> {
-    let text = load()?.show(id);
+    let text = load()?.0.show(id);
     if text.is_empty() {
         bail!("no requirement begins with {id:?}; `cargo ci spec` counts them by sheet");
     }
@@ -482,22 +509,31 @@ fn show(id: &str) -> Result<()> {
 }
 
 fn write() -> Result<()> {
-    let spec = load()?;
+    let (spec, tree) = load()?;
     print!("{}", spec.table());
+    for (file, text) in uncited(&spec, &tree) {
+        println!("changed: {file}");
+        fs::write(run::root().join(file), text)?;
+    }
     fs::write(run::root().join(FOLDER).join("report.md"), spec.report()).context("cannot write the report")
 }
 
-/// Demands that all references live and that the committed report is current.
+/// Demands that all references live, that the card's files cite what names them, and that the report is current.
 pub fn check() -> Result<Verdict> {
-    let spec = load()?;
+    let (spec, tree) = load()?;
     print!("{}", spec.table());
-    current(&spec, &fs::read_to_string(run::root().join(FOLDER).join("report.md")).unwrap_or_default())?;
+    let committed = fs::read_to_string(run::root().join(FOLDER).join("report.md")).unwrap_or_default();
+    current(&spec, &tree, &committed)?;
     Ok(Verdict::Passed)
 }
 
-fn current(spec: &Spec, committed: &str) -> Result<()> {
+fn current(spec: &Spec, tree: &Tree, committed: &str) -> Result<()> {
+    let mut stale: Vec<_> = uncited(spec, tree).into_iter().map(|(file, _)| file).collect();
     if spec.report() != committed {
-        bail!("{FOLDER}/report.md is stale; repair with `cargo ci spec` and commit");
+        stale.push(format!("{FOLDER}/report.md"));
+    }
+    if !stale.is_empty() {
+        bail!("{} stale; repair with `cargo ci spec` and commit", stale.join(", "));
     }
     Ok(())
 }
@@ -621,6 +657,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_the_card_that_rows_name_cites_them_in_its_head() {
+        let mut tree = tree();
+        tree.insert("hdl/nic/src/rx/check.rs".to_owned(), "//! Judges.\n\nconst NAK: u8 = 1;\n".to_owned());
+        let row = GOOD.replace("src/check.rs::LIMIT` `::Check::epsn", "rx/check.rs::NAK");
+        let text = format!("| id | a | b | c | d |\n|---|---|---|---|---|\n{row}\n");
+        let (spec, faults) = parse(README, &[("s".to_owned(), text)], &tree);
+        assert_eq!(faults, [""; 0]);
+        let error = current(&spec, &tree, &spec.report()).unwrap_err().to_string();
+        assert_eq!(error, "hdl/nic/src/rx/check.rs stale; repair with `cargo ci spec` and commit");
+        let repaired = uncited(&spec, &tree);
+        assert_eq!(repaired[0].1, "//! Judges.\n//!\n//! Requirements: AB\n\nconst NAK: u8 = 1;\n");
+        tree.extend(repaired);
+        current(&spec, &tree, &spec.report()).unwrap();
+        tree.values_mut().for_each(|text| *text = text.replace("Requirements: AB", "Requirements: XY"));
+        assert_eq!(uncited(&spec, &tree).len(), 1);
+    }
+
+    #[test]
     fn a_definition_is_found_in_every_form_that_the_rtl_has_and_a_use_is_none() {
         let code = &tree()["hdl/src/check.rs"];
         let lines =
@@ -635,8 +689,8 @@ mod tests {
     fn a_stale_report_fails_with_the_repair_command() {
         let (spec, faults) = sheet(&[GOOD]);
         assert_eq!(faults, [""; 0]);
-        current(&spec, &spec.report()).unwrap();
-        let error = current(&spec, "# What\n").unwrap_err().to_string();
-        assert_eq!(error, "hdl/nic/spec/report.md is stale; repair with `cargo ci spec` and commit");
+        current(&spec, &tree(), &spec.report()).unwrap();
+        let error = current(&spec, &tree(), "# What\n").unwrap_err().to_string();
+        assert_eq!(error, "hdl/nic/spec/report.md stale; repair with `cargo ci spec` and commit");
     }
 }

@@ -9,6 +9,8 @@
 //! the object is over and its payload written. Then every stage serves one `Initialise` (an empty one if nothing starts
 //! anew), so none is in the middle of the QP, and complete finishes the CQEs that were on their way. The response,
 //! which follows in the same stream of writes, tells that no DMA touches the object and no CQE of it is to come.
+//!
+//! Requirements: CMD MEM QPS
 
 use crate::config::Config;
 use crate::flow::{

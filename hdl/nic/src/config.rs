@@ -1,4 +1,6 @@
 //! The one place that sizes the card. Every width in the RTL is derived from here.
+//!
+//! Requirements: LINE PCIE
 
 use hdl::index_width;
 

@@ -4,6 +4,8 @@
 //! order, two clocks later), the settings of the command queue. Counters are 64 bits in one memory: events gather in
 //! small pending counts that a scan adds, one counter per clock, so a counter lags by at most 132 clocks; `idle` says
 //! that none lags. Reading the low half of a quadword latches the high half for the read that follows.
+//!
+//! Requirements: CARD PCIE
 
 use crate::config::Config;
 use crate::flow::Count;

@@ -8,6 +8,8 @@
 //! memory    fetch, gather, place, command -ReadRequest-> pcie read -ReadData, ReadDone->
 //!           place -PayloadWrite->, complete, notify, command -SmallWrite-> pcie write
 //! ```
+//!
+//! Requirements: ERR
 
 use crate::config::Config;
 use crate::qp::{INDEX, PSN};

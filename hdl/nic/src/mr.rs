@@ -2,6 +2,8 @@
 //!
 //! In: (key, address, length, PD, rights wanted). Out, combinationally from the entry read: the IOVA, or the reason why
 //! not. Linear regions only: one IOVA range per region. A zero-length access asks nothing of any key.
+//!
+//! Requirements: MEM READ RESP
 
 use contract::Reject;
 use contract::context::MrEntryBits;

@@ -6,6 +6,8 @@
 //! ```
 //! Core clock: everything but the line side of the mac. `flr` resets everything but the mac. `quiet` says that nothing
 //! is under way but deadlines; then `now` may be set forward (simulation only: on a board `now_load` is tied low).
+//!
+//! Requirements: CARD PCIE REQ RESP
 
 use crate::command::{COUNT, Command};
 use crate::config::Config;

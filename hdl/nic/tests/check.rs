@@ -1,4 +1,6 @@
 //! check, by the interpreter, verdict for verdict against a model of the rules of IBA 9.7 written from the rules alone.
+//!
+//! Requirements: ATOM CARD CMD CONG DGM ERR MEM NET PKT QPS READ RESP
 
 mod bench;
 

@@ -1,4 +1,6 @@
 //! doorbell, by the interpreter.
+//!
+//! Requirements: PCIE QPS QUE
 
 mod txkit;
 

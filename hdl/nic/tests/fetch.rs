@@ -1,4 +1,6 @@
 //! fetch, by the interpreter: host memory, its latency and its order are played here.
+//!
+//! Requirements: CMD ERR QPS QUE READ REQ
 
 mod txkit;
 

@@ -1,4 +1,6 @@
 //! The MAC in loopback and alone, against a line checker and line maker of this file.
+//!
+//! Requirements: LINE
 
 mod frames;
 

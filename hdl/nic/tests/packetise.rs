@@ -1,4 +1,6 @@
 //! packetise against captured frames and an independent frame builder.
+//!
+//! Requirements: CMD ICRC LINE NET PKT RESP
 
 mod frames;
 

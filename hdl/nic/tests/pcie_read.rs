@@ -1,5 +1,7 @@
 //! The read engine against a root-complex stand-in: splits at the read completion boundary, any order across tags, any
 //! gaps, faults at will. The judge of the requests is written from the rules of the bus, not from the RTL.
+//!
+//! Requirements: CARD PCIE
 
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;

@@ -1,4 +1,6 @@
 //! The choosing primitives, over every input.
+//!
+//! Requirements: CARD
 
 use hdl::{Interpreter, Module, Ports, Sig, elaborate, index_width};
 use nic::prim::pick::{from, lowest, one_hot, round_robin};

@@ -1,5 +1,7 @@
 //! place, by the interpreter: payload through receive WQEs against a model of the walk, the owed tails, CQEs and events,
 //! misses and fences, with a host memory whose reads end late, in any order, or badly.
+//!
+//! Requirements: CMD ERR MEM QUE READ RESP
 
 mod bench;
 

@@ -1,4 +1,6 @@
 //! The primitives, by the interpreter.
+//!
+//! Requirements: CARD LINE QPS
 
 use hdl::{Interpreter, elaborate};
 use nic::prim::{async_fifo::AsyncFifo, fifo::Fifo};

@@ -1,4 +1,6 @@
 //! parse, verify and the packet buffer against captured frames and an independent reader.
+//!
+//! Requirements: CARD CONG ICRC LINE NET PKT RESP
 
 mod frames;
 

@@ -1,4 +1,6 @@
 //! schedule alone, then schedule, fetch and segment with their state memories.
+//!
+//! Requirements: CARD CMD REQ RESP
 
 mod txkit;
 

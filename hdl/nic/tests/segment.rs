@@ -1,4 +1,6 @@
 //! segment, by the interpreter: state memories are modelled here, a Rust model says what must come out.
+//!
+//! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP
 
 mod txkit;
 

@@ -7,6 +7,8 @@
 //!
 //! A beat that finds no `room` ends its frame: the rest is discarded and, as soon as there is room, a last beat of 0
 //! bytes closes (or stands for) it, one per frame lost, so that each is counted.
+//!
+//! Requirements: LINE
 
 use crate::config::Config;
 use crate::flow::FrameBeat;

@@ -7,6 +7,8 @@
 //! dry. Out: XGMII, 64 bits: Start in lane 0 or 4, preamble, frame padded to 60 bytes, FCS, Terminate, idle. The gap
 //! from Terminate to the next Start is 9 to 15 bytes, and 12 on average over frames that wait (deficit idle count,
 //! IEEE 802.3 46.3.1.4). From `whole` to the Start on the pins: 4 clocks.
+//!
+//! Requirements: LINE
 
 use crate::config::Config;
 use crate::flow::FrameBeat;

@@ -7,6 +7,8 @@
 //!
 //! Requests of another kind are answered UR (or dropped, if posted), poisoned writes dropped; both counted. Never
 //! waits for anything that waits for the host.
+//!
+//! Requirements: PCIE QUE
 
 use crate::config::Config;
 use crate::flow::{Count, DoorbellWrite, TlpBeat};

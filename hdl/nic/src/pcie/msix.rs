@@ -3,6 +3,8 @@
 //! In: table accesses; vectors to raise. Out: one-doubleword writes. A vector that is masked (its own bit, the
 //! function's mask, or MSI-X off) sets its pending bit instead, and is sent once when the last mask goes; repeated
 //! triggers meanwhile are one. Masks are set at reset. Never loses a trigger.
+//!
+//! Requirements: PCIE QUE
 
 use crate::config::Config;
 use crate::flow::SmallWrite;

@@ -28,6 +28,8 @@
 //! requests are accepted, and end as failed without a TLP.
 //!
 //! It never: refuses data on behalf of a client, writes a byte outside of a request, reuses a tag that may be answered.
+//!
+//! Requirements: CARD PCIE
 
 use crate::config::Config;
 use crate::flow::{Count, PcieConfig, READ_ADDRESS, READ_ID, ReadData, ReadDone, ReadRequest, TlpBeat};

@@ -11,6 +11,8 @@
 //! A TLP that would start while bus mastering is off is swallowed, so that the engines drain after a reset of the
 //! function (PCI Express base specification, function level reset: no request before bus master is set again). A TLP
 //! that has started is always finished.
+//!
+//! Requirements: PCIE READ
 
 use crate::config::Config;
 use crate::flow::TlpBeat;

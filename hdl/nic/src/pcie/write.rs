@@ -23,6 +23,8 @@
 //!
 //! It never: crosses a 4 KiB boundary, enables a byte outside of the request, or looks at bus mastering (a TLP that may
 //! not leave is swallowed by `transmit`, so `written` still comes).
+//!
+//! Requirements: PCIE QUE
 
 use crate::config::Config;
 use crate::flow::{PayloadWrite, PcieConfig, SmallWrite, TlpBeat};

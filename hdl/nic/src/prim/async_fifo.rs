@@ -2,6 +2,8 @@
 //!
 //! In: a stream in the write domain. Out: the same stream in the read domain, two to three read clocks later. Pointers
 //! cross Gray-coded through two flops; data is read from memory only behind a pointer that has arrived.
+//!
+//! Requirements: LINE
 
 use hdl::{
     Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, mux, reg_init,

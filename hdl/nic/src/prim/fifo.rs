@@ -3,6 +3,8 @@
 //! In: a stream. Out: the same stream, in order, at the earliest one clock later. One move per clock on either side at
 //! once. `ready` depends on registers alone, `valid` too, so FIFOs cut both timing paths. Distributed RAM (combinational
 //! read): keep `depth * width` small.
+//!
+//! Requirements: CARD
 
 use hdl::{Memory, Module, PortBuilder, Ports, Sig, Stream, index_width, reg_init, when};
 

@@ -2,6 +2,8 @@
 //!
 //! [`lowest`] is a tree of depth log2 n; [`round_robin`] two of them side by side. Both give 0 when nothing asks, so
 //! look at `any()` of the requests as well.
+//!
+//! Requirements: CARD
 
 use hdl::{Sig, cat, index_width, lit, mux};
 

@@ -12,6 +12,8 @@
 //! Every writer has a `halt` bit in its own word; a QP works only while its context says so and no halt is set.
 //! A word lives in one [`State`] memory per word: one write port, as many read ports as there are readers; a read
 //! gives the word one clock after its address.
+//!
+//! Requirements: CARD ERR QPS READ REQ RESP TIM
 
 use crate::config::Config;
 use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mux};

@@ -36,6 +36,8 @@
 //! and that nothing is due or under way. A new epoch is made only if segment obeyed the last one, so that the 4-bit
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow. The fence of a teardown passes from
 //! `response` to `data` in order.
+//!
+//! Requirements: ERR READ REQ TIM
 
 use crate::config::Config;
 use crate::flow::{Completion, Count, Event, Fault, Response, Scatter, Wake};

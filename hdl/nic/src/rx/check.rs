@@ -29,6 +29,8 @@
 //! its end, or is dropped; it takes no place.
 //!
 //! A SEND for which place has no `room` is dropped as if the network had lost it: ePSN stays, the peer resends.
+//!
+//! Requirements: ATOM CARD CMD CONG DGM MEM NET PKT READ RESP
 
 use crate::config::Config;
 use crate::flow::{Action, Count, Headers, Response, Verdict};

@@ -5,6 +5,8 @@
 //! after the CQE was accepted, an event. A CQ is never overwritten: when it is full it overflows once, with an event,
 //! and takes nothing more. Arming a CQ that already holds entries the consumer has not seen raises the event at once.
 //! Four clocks per CQE.
+//!
+//! Requirements: ERR QUE
 
 use crate::config::Config;
 use crate::flow::{Completion, Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};

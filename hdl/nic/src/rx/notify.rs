@@ -3,6 +3,8 @@
 //! In: events (from complete, and asynchronous ones from place), EQ doorbells. Out: one 16-byte write per EQE; then,
 //! if the EQ is armed, its vector, after the EQE was accepted. An armed EQ fires once and waits for the next arming;
 //! arming an EQ that holds unconsumed entries fires at once. A full EQ drops the event, counted.
+//!
+//! Requirements: QUE
 
 use crate::config::Config;
 use crate::flow::{Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};

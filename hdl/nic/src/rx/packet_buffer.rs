@@ -13,6 +13,8 @@
 //! back in any order, by two releasers at once; their room is reclaimed in order, one slot per clock. Bytes before the
 //! extension headers (at 64 bit: the first 48) are not stored. The payload of a packet lies whole and in place from
 //! `headers` until its release; it may wrap around the end of the ring.
+//!
+//! Requirements: CARD PKT RESP
 
 use crate::config::Config;
 use crate::flow::{Count, FrameBeat, Headers};

@@ -7,6 +7,8 @@
 //!
 //! The ICRC ends where the IP length says, so FCS and Ethernet padding behind it do not count. It is checked by
 //! the residue: no byte of the received sum is looked at.
+//!
+//! Requirements: ICRC NET PKT
 
 use crate::config::Config;
 use crate::flow::{FrameBeat, Outer};

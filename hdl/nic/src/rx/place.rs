@@ -35,6 +35,8 @@
 //! (`fence_done`) when all that came before it is written, reported and, of READs, taken by acknowledge, nothing is parked
 //! from before it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded
 //! meanwhile.
+//!
+//! Requirements: CARD CMD ERR MEM QPS QUE READ RESP
 
 use crate::config::Config;
 use crate::flow::{

@@ -10,6 +10,8 @@
 //! Never two reads under way into one slot; never more than [`READS`] under way; none for a QP that does not exist or is
 //! in RESET or ERR, and none while `hold` (the fence of a teardown drains them). Byte address of slot s of QP q:
 //! (q * slots + s) * 64; the read's id is the same without the factor.
+//!
+//! Requirements: QPS QUE RESP
 
 use crate::config::Config;
 use crate::flow::{READ_ADDRESS, READ_ID, ReadClient, ReadData, ReadDone, ReadRequest, Wake};

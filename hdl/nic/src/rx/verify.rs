@@ -11,6 +11,8 @@
 //! What the QP says about the packet is check's matter. UDP checksum, ToS or traffic class, TTL or hop limit, flow label
 //! and a tag's priority are not looked at. IPv6 extension headers are NotRoce. Header fields that
 //! the opcode does not carry are zero.
+//!
+//! Requirements: CONG ICRC LINE NET PKT
 
 use crate::config::Config;
 use crate::flow::Headers;

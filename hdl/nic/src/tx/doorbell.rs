@@ -11,6 +11,8 @@
 //!
 //! `initialise` with `reset` clears both producers. Throughput: one doorbell per 2 clocks. Latency 2. Back-pressure: only
 //! from complete and notify, for CQ and EQ doorbells.
+//!
+//! Requirements: CARD QPS QUE
 
 use crate::config::Config;
 use crate::flow::{Count, DoorbellWrite, QueueDoorbell, WakePulse};

@@ -21,6 +21,8 @@
 //! read and an initialisation cost 3 clocks each; after reset the tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE
 //! under the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and
 //! its QP is woken to try again.
+//!
+//! Requirements: CMD ERR QPS QUE REQ
 
 use crate::config::Config;
 use crate::flow::{ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem};

@@ -15,6 +15,8 @@
 //! stalls. Never splits a frame, never reads the buffer after `sent`.
 //!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
+//!
+//! Requirements: ICRC LINE NET PKT RESP
 
 use crate::config::Config;
 use crate::flow::{FrameBeat, Outer, PacketFields, Segment, TransmitSlot};

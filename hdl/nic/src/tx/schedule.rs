@@ -15,6 +15,8 @@
 //!
 //! Throughput: a turn per 2 clocks. Latency from wake to turn: 3 clocks. Wakes are never refused, five and a
 //! `TurnDone` in one clock. Back-pressure: `turn`.
+//!
+//! Requirements: CARD CMD REQ RESP
 
 use crate::config::Config;
 use crate::flow::{Turn, TurnDone, WakePulse};

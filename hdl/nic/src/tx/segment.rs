@@ -42,6 +42,8 @@
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
 //! Not in this version: atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
+//!
+//! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
 use crate::config::Config;
 use crate::flow::{self, Count, Fault, Outer, TurnDone, Wake, WorkItem};

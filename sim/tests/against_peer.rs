@@ -1,5 +1,6 @@
-//! The card's RTL against the plain-Rust endpoint: random programs of SENDs and WRITEs both ways over a wire that loses,
-//! doubles, delays and corrupts. Memory and completions of both ends must be those of the program.
+//! The card's RTL against the plain-Rust endpoint: random programs of SENDs, WRITEs and READs both ways over a wire that
+//! loses, doubles, delays and corrupts. READs ask for bytes that nobody writes, or for the target of the WRITEs before
+//! them; then the next work request is fenced. Memory and completions of both ends must be those of the program.
 //!
 //! `VERBENA_PROGRAMS` says how many (default 300, the bar is 2000: `cargo ci soak`); `VERBENA_SEED` names a single one.
 
@@ -26,6 +27,8 @@ const REGION: usize = 1 << 14;
 const SOURCE: usize = 0;
 const TARGET: usize = 256 << 10;
 const LANDING: usize = 512 << 10;
+const READABLE: usize = 768 << 10;
+const READS: usize = 800 << 10;
 const VA: u64 = 0x7fff_1234_5003;
 const CARD_MAC: u64 = 0x0200_0000_000a;
 
@@ -57,14 +60,26 @@ impl Dice {
     }
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Send,
+    /// At this offset of the target.
+    Write(usize),
+    /// From this offset of the target.
+    ReadTarget(usize),
+    /// From this offset of what nobody writes.
+    Read(usize),
+}
+
 #[derive(Clone, Debug)]
 struct Work {
     wr_id: u64,
+    kind: Kind,
+    /// What is sent; of a READ, what must come.
     data: Vec<u8>,
-    /// Offset in the region; a SEND without.
-    at: Option<usize>,
     imm: Option<u32>,
     signaled: bool,
+    fence: bool,
 }
 
 /// Opcode, message (empty for a WRITE), length, immediate.
@@ -74,6 +89,8 @@ type Received = (WcOpcode, Vec<u8>, u32, Option<u32>);
 struct Plan {
     work: Vec<Work>,
     memory: Vec<u8>,
+    /// What the other end lets read.
+    readable: Vec<u8>,
     sends: Vec<u64>,
     receives: Vec<Received>,
     /// Bytes offered by each receive.
@@ -82,8 +99,11 @@ struct Plan {
 }
 
 fn plan(dice: &mut Dice, mtu: u64) -> Plan {
-    let mut plan = Plan { memory: vec![0; REGION], ..Plan::default() };
+    let mut plan = Plan { memory: vec![0; REGION], readable: dice.bytes(REGION), ..Plan::default() };
+    // as a packet's data below
+    plan.readable.iter_mut().for_each(|byte| *byte = *byte & 0x0f | 0xb0);
     let count = 1 + dice.below(8);
+    let mut fence = false;
     for wr_id in 0..count {
         let length = match dice.below(8) {
             0 => 0,
@@ -101,10 +121,20 @@ fn plan(dice: &mut Dice, mtu: u64) -> Plan {
             data[length - tail..].iter_mut().for_each(|byte| *byte = *byte & 0x0f | 0xb0);
         }
         let imm = dice.percent(30).then(|| dice.below(1 << 32) as u32);
-        let at = dice.percent(50).then(|| dice.below((REGION - length) as u64 + 1) as usize);
-        match at {
-            None => plan.receives.push((WcOpcode::Recv, data.clone(), length as u32, imm)),
-            Some(at) => {
+        let at = dice.below((REGION - length) as u64 + 1) as usize;
+        let kind = match dice.below(6) {
+            0 | 1 => Kind::Send,
+            2 | 3 => Kind::Write(at),
+            4 => Kind::Read(at),
+            _ => Kind::ReadTarget(at),
+        };
+        let fence_now = fence || dice.percent(5);
+        fence = matches!(kind, Kind::ReadTarget(_));
+        match kind {
+            Kind::Send => plan.receives.push((WcOpcode::Recv, data.clone(), length as u32, imm)),
+            Kind::Read(at) => data.copy_from_slice(&plan.readable[at..at + length]),
+            Kind::ReadTarget(at) => data.copy_from_slice(&plan.memory[at..at + length]),
+            Kind::Write(at) => {
                 plan.memory[at..at + length].copy_from_slice(&data);
                 if imm.is_some() {
                     plan.receives.push((WcOpcode::RecvRdmaWithImm, Vec::new(), length as u32, imm));
@@ -116,7 +146,7 @@ fn plan(dice: &mut Dice, mtu: u64) -> Plan {
         if signaled {
             plan.sends.push(wr_id);
         }
-        plan.work.push(Work { wr_id, data, at, imm, signaled });
+        plan.work.push(Work { wr_id, kind, data, imm, signaled, fence: fence_now });
     }
     plan.rooms = plan.receives.iter().map(|(_, data, ..)| data.len() + dice.below(3) as usize).collect();
     let last = plan.rooms.len() as u64;
@@ -174,11 +204,15 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
         if dice.percent(50) { 0xff_fff0 + dice.below(16) as u32 } else { dice.below(1 << 24) as u32 };
 
     // connect
-    let (peer_qp, key) = {
+    let depths = [1, 2, 4, 16];
+    let depths = [depths[dice.below(4) as usize], depths[dice.below(4) as usize]];
+    let (peer_qp, key, readable) = {
         let mut room = lock(&story.room);
         let peer = room.peer();
         let qpn = peer.create_qp(1);
-        let access = access::LOCAL_WRITE | access::REMOTE_WRITE;
+        let access = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ;
+        let bytes = plans[0].readable.clone();
+        let readable = peer.register(Region { pd: 1, va: VA, access: access::REMOTE_READ, bytes });
         let key = peer.register(Region { pd: 1, va: VA, access, bytes: vec![0; REGION] });
         let remote = Address { mac: CARD_MAC, ip: [10, 0, 0, 1].into(), qpn: end.qp.number() };
         let params = QpParams {
@@ -187,19 +221,24 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
             sq_psn: peer_psn,
             timeout: 6,
             min_rnr_timer: 1,
+            access: access::REMOTE_WRITE | access::REMOTE_READ,
+            max_rd_atomic: depths[1],
+            max_dest_rd_atomic: depths[0],
             tuning,
             ..QpParams::to(remote)
         };
         peer.connect(qpn, params).expect("the peer connects");
-        (qpn, key)
+        (qpn, key, readable)
     };
     let gid = host::Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 2));
     let mut attr = usual(gid, peer_qp, end.psn, peer_psn);
     attr.path_mtu = mtu;
     attr.timeout = 6;
     attr.min_rnr_timer = 1;
+    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (depths[0], depths[1]);
     end.qp.connect_with(&attr).expect("the card connects");
     end.memory.write(TARGET, &vec![0; REGION]).expect("the region");
+    end.memory.write(READABLE, &plans[1].readable).expect("the region");
 
     // receives: the early ones now
     let mut landing = LANDING;
@@ -233,33 +272,52 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
     peer_receives.by_ref().take(plans[0].late).for_each(|receive| post_peer(story, receive));
 
     // work
-    let mut source = SOURCE;
+    let (mut source, mut landing) = (SOURCE, READS);
+    let mut read: Vec<(usize, &[u8])> = Vec::new();
     for work in &plans[0].work {
+        let reads = matches!(work.kind, Kind::Read(_) | Kind::ReadTarget(_));
+        let place = if reads { &mut landing } else { &mut source };
         let mut sges = Vec::new();
         let mut from = 0;
         for part in dice.cut(work.data.len()) {
-            source += dice.below(9) as usize;
-            end.memory.write(source, &work.data[from..from + part]).expect("the source");
-            sges.push(end.memory.sge(source..source + part).expect("the source"));
-            (source, from) = (source + part, from + part);
+            *place += dice.below(9) as usize;
+            let bytes = &work.data[from..from + part];
+            if reads {
+                read.push((*place, bytes));
+            } else {
+                end.memory.write(*place, bytes).expect("the source");
+            }
+            sges.push(end.memory.sge(*place..*place + part).expect("the source"));
+            (*place, from) = (*place + part, from + part);
         }
-        let operation = match (work.at, work.imm) {
-            (None, None) => Operation::Send,
-            (None, Some(imm)) => Operation::SendWithImm(imm),
-            (Some(at), None) => Operation::Write { addr: VA + at as u64, rkey: key },
-            (Some(at), Some(imm)) => Operation::WriteWithImm { addr: VA + at as u64, rkey: key, imm },
+        let operation = match (work.kind, work.imm) {
+            (Kind::Send, None) => Operation::Send,
+            (Kind::Send, Some(imm)) => Operation::SendWithImm(imm),
+            (Kind::Write(at), None) => Operation::Write { addr: VA + at as u64, rkey: key },
+            (Kind::Write(at), Some(imm)) => Operation::WriteWithImm { addr: VA + at as u64, rkey: key, imm },
+            (Kind::ReadTarget(at), _) => Operation::Read { addr: VA + at as u64, rkey: key },
+            (Kind::Read(at), _) => Operation::Read { addr: VA + at as u64, rkey: readable },
         };
         let wr = SendWr::new(work.wr_id, operation, &sges);
+        let wr = if work.fence { wr.fenced() } else { wr };
         end.qp.post_send(&[if work.signaled { wr.signaled() } else { wr }]).expect("post a send");
     }
     for work in &plans[1].work {
-        let va = end.memory.addr() + TARGET as u64;
-        let op = match work.at {
-            None => SendOp::Send { imm: work.imm },
-            Some(at) => SendOp::Write { va: va + at as u64, rkey: end.memory.rkey(), imm: work.imm },
+        let va = |at: usize| end.memory.addr() + at as u64;
+        let rkey = end.memory.rkey();
+        let landing = Landing::Owned(work.data.len());
+        let op = match work.kind {
+            Kind::Send => SendOp::Send { imm: work.imm },
+            Kind::Write(at) => SendOp::Write { va: va(TARGET + at), rkey, imm: work.imm },
+            Kind::ReadTarget(at) => SendOp::Read { va: va(TARGET + at), rkey, landing },
+            Kind::Read(at) => SendOp::Read { va: va(READABLE + at), rkey, landing },
         };
-        let wr =
-            peer::SendWr { signaled: work.signaled, ..peer::SendWr::new(work.wr_id, op, work.data.clone()) };
+        let data = if matches!(op, SendOp::Read { .. }) { Vec::new() } else { work.data.clone() };
+        let wr = peer::SendWr {
+            signaled: work.signaled,
+            fence: work.fence,
+            ..peer::SendWr::new(work.wr_id, op, data)
+        };
         lock(&story.room).peer().post_send(peer_qp, wr).expect("post a send");
     }
 
@@ -315,17 +373,24 @@ fn program(story: &mut Story, host: Host, seed: u64) -> Host {
         );
         story.memory_matches(&end.memory, landings[i], data);
     }
+    for (at, bytes) in read {
+        story.memory_matches(&end.memory, at, bytes);
+    }
     story.memory_matches(&end.memory, TARGET, &plans[1].memory);
     let (peer_received, peer_sent): (Vec<_>, Vec<_>) =
         peer_done.into_iter().partition(|c| c.opcode.code() & 0x80 != 0);
     let sent: Vec<u64> = peer_sent.iter().map(|c| c.wr_id).collect();
     assert_eq!(sent, plans[1].sends, "sends of the peer");
+    for c in peer_sent.iter().filter(|c| c.opcode == WcOpcode::RdmaRead) {
+        assert!(c.data == plans[1].work[c.wr_id as usize].data, "READ {} of the peer differs", c.wr_id);
+    }
     let received: Vec<Received> =
         peer_received.into_iter().map(|c| (c.opcode, c.data, c.byte_len, c.imm)).collect();
     assert!(received == plans[0].receives, "receives of the peer differ");
     let mut room = lock(&story.room);
     let memory = room.peer().deregister(key).expect("the region").bytes;
     assert!(memory == plans[0].memory, "memory behind the card's WRITEs differs");
+    room.peer().deregister(readable).expect("the region");
     room.peer().destroy_qp(peer_qp).expect("destroy");
     drop(room);
     let sim::story::End { qp, host, .. } = end;

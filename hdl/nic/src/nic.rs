@@ -559,6 +559,7 @@ impl Nic {
             (S::FetchStall, segment.stall),
             (S::GatherStall, gather.stall),
             (S::PacketiseStall, packetise.stall),
+            (S::PlaceStall, place.stall),
             (S::CompleteStall, complete.write.valid & !complete.write.ready),
         ];
         let csr = instance(

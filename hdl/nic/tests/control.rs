@@ -8,10 +8,11 @@ use contract::doorbell::{CqDoorbell, EqDoorbell};
 use contract::register as r;
 use contract::ring::{Cqe, Eqe};
 use contract::{CommandOpcode, CommandStatus, QpState, Reject, StageCounter};
-use hdl::{Bits, Interpreter, elaborate};
+use hdl::{Bits, Interpreter, Style, elaborate};
 use nic::Config;
 use nic::command::Command;
 use nic::csr::{Csr, StageEvent};
+use nic::nic::Nic;
 use nic::pcie::bar::Bar;
 use nic::pcie::msix::Msix;
 use nic::rx::complete::Complete;
@@ -231,6 +232,18 @@ fn registers_tell_what_the_card_is_and_counters_count_once() {
     assert_eq!(access(&mut s, false, r::reject_counter(Reject::Duplicate), 0, 0xff), 600);
     assert_eq!(access(&mut s, false, r::stage_counter(StageCounter::TxBytes), 0, 0xff), 2700);
     assert_eq!(access(&mut s, false, r::stage_counter(StageCounter::TxFrames), 0, 0xff), 0);
+}
+
+#[test]
+fn the_card_counts_every_refusal_and_every_event_of_the_contract() {
+    // csr makes a pending count for what some source of the card may count, and for nothing else
+    let text = elaborate(&Nic(Config::small())).unwrap().verilog(Style::default());
+    let counted = |name: String| text.contains(&format!(" {name};"));
+    let rejects = Reject::ALL.iter().filter(|r| !counted(format!("pending_reject_{}", r.code())));
+    // the card does no atomics yet
+    assert_eq!(rejects.collect::<Vec<_>>(), [&Reject::AtomicAlignment]);
+    let events = StageCounter::ALL.iter().filter(|e| !counted(format!("pending_stage_{}", e.code())));
+    assert_eq!(events.collect::<Vec<_>>(), [&StageCounter::TxFrames; 0]);
 }
 
 #[test]

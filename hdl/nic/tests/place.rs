@@ -111,6 +111,7 @@ struct Bench {
     released: Vec<u8>,
     rejects: Vec<Reject>,
     fences: u32,
+    stalls: u64,
     reads: u32,
     dropped: Vec<Verdict>,
 }
@@ -195,6 +196,7 @@ impl Bench {
             released: vec![],
             rejects: vec![],
             fences: 0,
+            stalls: 0,
             reads: 0,
             dropped: vec![],
         };
@@ -402,6 +404,7 @@ impl Bench {
             self.rejects.extend(Reject::from_code(s.peek("count_index") as u8));
         }
         self.fences += s.peek("fence_done") as u32;
+        self.stalls += s.peek("stall");
         let mut all: Vec<&mut Ram> = self.rams.iter_mut().collect();
         clock(&mut self.s, &mut all);
         self.time += 1;
@@ -475,6 +478,38 @@ fn a_write_is_acknowledged_only_when_it_is_written() {
     b.settle();
     assert_eq!((b.tail(0), b.placed(0).get("psn")), ((0x1f, 100, 1), 100));
     assert_eq!((b.released.clone(), b.wakes.clone(), b.done.len()), (vec![36], vec![0], 0));
+}
+
+#[test]
+fn each_clock_in_which_the_write_engine_takes_no_payload_is_a_stall_and_no_other() {
+    let mut b = Bench::new(1);
+    b.offer(write(0, 100, 0x1000, 64));
+    b.settle();
+    assert_eq!(b.stalls, 0);
+    b.slow = u64::MAX; // nothing is taken
+    b.offer(write(0, 101, 0x1040, 64));
+    while b.s.peek("payload_valid") == 0 {
+        b.clock();
+    }
+    let before = b.stalls;
+    b.run(10);
+    assert_eq!((before, b.stalls, b.pieces.len()), (0, 10, 1));
+    b.slow = 1;
+    b.settle();
+    assert_eq!((b.stalls, b.pieces.len()), (10, 2));
+    // a write that is slow to end holds nothing, until the packets that wait for theirs are as many as place keeps
+    b.write_latency = 200;
+    for i in 0..16 {
+        b.offer(write(0, 102 + i, 0x2000, 64));
+    }
+    b.run(150);
+    assert_eq!((b.stalls, b.pieces.len()), (10, 18));
+    b.offer(write(0, 118, 0x2000, 64));
+    b.offer(write(0, 119, 0x2000, 64));
+    b.run(20);
+    assert!(b.stalls > 20, "{}", b.stalls);
+    b.settle();
+    assert_eq!(b.pieces.len(), 20);
 }
 
 #[test]

@@ -187,6 +187,9 @@ pub struct PlaceIo {
     /// WQE reads (`contract::StageCounter`).
     #[output]
     pub stage_count: Count,
+    /// Pulse: a packet or its payload cannot go on.
+    #[output]
+    pub stall: Sig,
     /// Nothing is inside.
     #[output]
     pub idle: Sig,
@@ -534,6 +537,9 @@ impl Module for Place {
         consumed.valid.set(over_now & !lost & !naks & v.uses_wqe & v.last & holds);
         consumed.data.assign(&WqeName { qp: v.qp, index: v.wqe_index });
         wqes.consumed.take(&consumed);
+
+        let held = (write_piece & !emitted) | (pushing & !finish.ready);
+        io.stall.set(stall | held | (payload_out.valid & !io.payload.ready));
 
         // refusals, one per packet
         let refuse = (pushing & finish.ready & (fault | lost) & !fence & !unwanted).named("refuse");

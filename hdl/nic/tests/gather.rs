@@ -155,6 +155,12 @@ struct Bench {
 
 const PD: u32 = 0x1234;
 
+/// The rights line of a QP, and what is left of it when the QP has been destroyed.
+fn rights(valid: bool) -> Bits {
+    let pd = if valid { PD } else { 0 };
+    Bits::from_bytes(256, &QpRights { pd, valid, ..QpRights::default() }.pack())
+}
+
 impl Bench {
     fn new() -> Bench {
         let c = Config::small();
@@ -163,8 +169,7 @@ impl Bench {
         for ready in ["request_ready", "slot_ready", "fault_ready"] {
             s.poke(ready, 1);
         }
-        let rights = QpRights { pd: PD, ..QpRights::default() };
-        s.poke_bits("rights_word", &Bits::from_bytes(256, &rights.pack()));
+        s.poke_bits("rights_word", &rights(true));
         let mut mrs = vec![MrEntry::default(); c.mrs as usize];
         for (i, at) in [(5u64, 0x10_0000u64), (6, 0x7777_0000_0001), (255, 0xffff_ffff_0000_0000)] {
             mrs[i as usize] = MrEntry {
@@ -558,6 +563,29 @@ fn each_fault_drops_its_frame_alone_with_its_status() {
     // and nothing is asked of a key for zero bytes
     let p = Packet::new(1, 0, &[Sge { addr: 0, length: 0, lkey: 0 }]);
     assert_eq!(b.one(&p), vec![]);
+}
+
+#[test]
+fn packets_of_a_qp_that_is_destroyed_under_them_are_dropped_without_a_read_a_fault_or_a_key_error() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0, 200)];
+    b.queue.push_back(Some(Packet::new(1, 100, &list)));
+    b.settle();
+    assert_eq!(b.reads.len(), 1);
+    // the QP goes; behind its packets, with payload and without, the fence of its destruction
+    b.s.poke_bits("rights_word", &rights(false));
+    b.queue.extend([Some(Packet::new(2, 100, &list)), Some(Packet::new(3, 0, &[])), None]);
+    b.settle();
+    assert_eq!(b.reads.len(), 1, "no read for a QP that is gone");
+    assert!(b.slots.is_empty() && b.rejects.is_empty(), "in order: the one before still reads");
+    b.deliver_all();
+    let slot = b.slots.pop_front().unwrap();
+    assert_eq!((slot.psn, b.take(&slot)), (1, b.payload(&Packet::new(1, 100, &list))));
+    b.settle();
+    assert_eq!(b.rejects, [Reject::WrongQpState as u64; 2]);
+    assert!(b.faults.is_empty());
+    assert!(b.slots.pop_front().unwrap().fence && b.slots.is_empty(), "the fence alone is left");
+    assert_eq!(b.s.peek("idle"), 1, "all room came back");
 }
 
 #[test]

@@ -13,7 +13,8 @@
 //!
 //! What goes wrong drops this frame alone and tells acknowledge which WQE failed with which status: a key that is unknown,
 //! stale, of another PD or out of bounds, LOC_PROT_ERR; SGEs that end before the message, LOC_LEN_ERR; a failed
-//! read, LOC_PROT_ERR. The slot is freed only when all of its reads are over. The fence token takes a slot and leaves in
+//! read, LOC_PROT_ERR. A packet whose QP has been destroyed under it is dropped without a read and without a Fault: nobody
+//! is left to hear of it. The slot is freed only when all of its reads are over. The fence token takes a slot and leaves in
 //! order, when all frames before it are out.
 //!
 //! The key of a READ response is the peer's and must allow REMOTE_READ now, whatever it allowed when check took the
@@ -47,7 +48,8 @@ use hdl::{
 };
 
 /// What this stage may count.
-pub const REJECTS: &[Reject] = &[Reject::SglKey, Reject::GatherFailed, Reject::SglTooShort];
+pub const REJECTS: &[Reject] =
+    &[Reject::SglKey, Reject::GatherFailed, Reject::SglTooShort, Reject::WrongQpState];
 
 /// The gather stage.
 #[derive(Clone, Debug)]
@@ -198,7 +200,9 @@ impl Module for Gather {
         let slot_free = !(tail - free).msb();
         let room = (used.extend(word_bits + 2) + need.extend(word_bits + 2)).le(ring_words);
         let reserve = (phase.eq(1) & slot_free & room).named("reserve");
-        let pays = segment.length.any() & !segment.fence;
+        let rights = QpRightsBits::unpack(io.rights_word);
+        let orphaned = !segment.fence & !rights.valid;
+        let pays = segment.length.any() & !segment.fence & !orphaned;
         let pd = reg("pd", 24);
         let current = reg("current", slot_bits);
         let (index, skip, remain, at) = (
@@ -234,7 +238,7 @@ impl Module for Gather {
         when(reserve, || {
             tail.set(tail + 1);
             tail_word.set(tail_word + need.bits(0, word_bits));
-            pd.set(QpRightsBits::unpack(io.rights_word).pd);
+            pd.set(rights.pd);
             current.set(number(tail));
             index.set(0);
             skip.set(segment.offset);
@@ -340,10 +344,13 @@ impl Module for Gather {
         let bad_key = flag("bad_key", one(judged_valid & !ok, current));
         let too_short = flag("too_short", one(short, current));
         let broken = flag("broken", one(ended & io.read_done.failed, ended_slot));
+        let orphan = flag("orphan", one(reserve & orphaned, number(tail)));
 
         // the oldest frame not yet out
         let at_out = |set: Sig| set.bit_at(number(out));
-        let complete = (out.ne(tail) & at_out(closed & !waits)).named("complete");
+        let over = (out.ne(tail) & at_out(closed & !waits)).named("over");
+        let dropped = (over & at_out(orphan)).named("dropped");
+        let complete = (over & !dropped).named("complete");
         let faulty = at_out(bad_key | too_short | broken);
         // a response that failed: the fault first, then its NAK in its place
         let refuses = (faulty & leaving.responds).named("refuses");
@@ -378,16 +385,20 @@ impl Module for Gather {
             mux(key_fault, status(WcStatus::RemAccessErr), status(WcStatus::RemOpErr)),
             mux(short_fault & !key_fault, status(WcStatus::LocLenErr), status(WcStatus::LocProtErr)),
         ));
-        io.count.valid.set(io.fault.moves());
+        io.count.valid.set(io.fault.moves() | dropped);
         io.count.index.set(mux(
-            key_fault,
-            code(Reject::SglKey),
-            mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
+            dropped,
+            code(Reject::WrongQpState),
+            mux(
+                key_fault,
+                code(Reject::SglKey),
+                mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
+            ),
         ));
-        let leaves = (io.slot.moves() | (io.fault.moves() & !refuses)).named("leaves");
+        let leaves = (io.slot.moves() | (io.fault.moves() & !refuses) | dropped).named("leaves");
         io.gone.set(leaves);
         when(leaves, || out.set(out + 1));
-        let skips = (faulty & !refuses) | leaving.packet.fence;
+        let skips = (faulty & !refuses) | dropped | leaving.packet.fence;
         let skipped = flag("skipped", one(leaves & skips, number(out)));
 
         // the oldest frame not yet freed; pulses may come while dropped ones stand before theirs

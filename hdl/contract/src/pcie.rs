@@ -1,13 +1,14 @@
 //! The PCI Express transaction layer headers that cross the generic TLP interface.
 //!
-//! Memory requests stand here always in the 4-doubleword form; the link shim shortens addresses below 4 GiB to the
-//! 3-doubleword form that the link requires. Header doubleword 0 comes first, its most significant bit first.
+//! A memory request stands here in its 4-doubleword form. Below 4 GiB the specification demands the 3-doubleword form,
+//! which the card sends and takes: bit 0 of `fmt` is 0, and the address is the third doubleword, its upper half left
+//! out. Header doubleword 0 comes first, its most significant bit first.
 //! Sources: PCI Express base specification 2.2 (request and completion headers) by way of public reference models.
 
 use crate::{codes, wire};
 
 wire! {
-    /// Header of a memory request: read, write or atomic.
+    /// Header of a memory request, read, write or atomic, in the 4-doubleword form.
     struct TlpMemoryHeader / TlpMemoryHeaderBits [16] {
         /// Bit 0: 4-doubleword header; bit 1: with data.
         fmt: u8[3];

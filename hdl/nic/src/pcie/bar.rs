@@ -12,8 +12,9 @@
 
 use crate::config::Config;
 use crate::flow::{Count, DoorbellWrite, TlpBeat};
+use crate::pcie::header;
 use contract::Reject;
-use contract::pcie::{TlpCompletionHeaderBits, TlpMemoryHeaderBits};
+use contract::pcie::{KIND_COMPLETION, TlpCompletionHeaderBits};
 use hdl::{Bundle, EnumSig, HwEnum, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, select, when};
 
 /// What this stage may count.
@@ -116,11 +117,9 @@ impl Module for Bar {
 
         // the request, from its header
         let raw = io.cq.data.header;
-        let wide = raw.bit(125);
-        // a 3-DW header has its 32-bit address in DW2
-        let header = TlpMemoryHeaderBits::unpack(raw);
-        let address = mux(wide, header.address.bits(0, 32), raw.bits(32, 32)).named("request_address");
-        let has_data = raw.bit(126);
+        let header = header::fields(raw);
+        let address = header.address.bits(0, 32).named("request_address");
+        let has_data = header.fmt.bit(1);
         let memory = header.kind.none();
         let length = cat(&[header.length.none(), header.length]).named("request_dwords");
         let served = io.cq_bar.eq(0) | io.cq_bar.eq(2) | io.cq_bar.eq(4);
@@ -130,7 +129,7 @@ impl Module for Bar {
         let bar = reg("which_bar", 3);
         let writing = reg("writing", 1);
         let saved = reg("header", 128);
-        let saved_header = TlpMemoryHeaderBits::unpack(saved);
+        let saved_header = header::fields(saved);
         let dword = reg("dword", 18); // doubleword address of the next doubleword
         let left = reg("left", 11); // doublewords still to move
         let first = reg("first", 1); // the next doubleword is the request's first
@@ -199,7 +198,7 @@ impl Module for Bar {
         let completion = |status: Sig, with_data: Sig, dwords: Sig| {
             let mut h = TlpCompletionHeaderBits::zero();
             h.fmt = cat(&[low(), with_data, low()]);
-            h.kind = lit(5, 0b01010);
+            h.kind = lit(5, u64::from(KIND_COMPLETION));
             h.traffic_class = saved_header.traffic_class;
             h.relaxed_ordering = saved_header.relaxed_ordering;
             h.no_snoop = saved_header.no_snoop;

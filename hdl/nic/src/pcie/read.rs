@@ -33,7 +33,8 @@
 
 use crate::config::Config;
 use crate::flow::{Count, PcieConfig, READ_ADDRESS, READ_ID, ReadData, ReadDone, ReadRequest, TlpBeat};
-use crate::pcie::transmit::{MemoryRequest, block_mask, memory_header};
+use crate::pcie::header::{MemoryRequest, memory_header};
+use crate::pcie::transmit::block_mask;
 use crate::prim::fifo::Fifo;
 use crate::prim::pick::{from, lowest, one_hot, round_robin};
 use contract::Reject;

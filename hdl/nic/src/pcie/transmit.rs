@@ -92,56 +92,6 @@ impl Module for Transmit {
     }
 }
 
-/// What a memory request asks, for [`memory_header`].
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryRequest {
-    /// A write (with data), else a read.
-    pub write: bool,
-    /// First byte, 64 bits.
-    pub iova: Sig,
-    /// Bytes, 13 bits, 1..=4096, within one 4 KiB page.
-    pub bytes: Sig,
-    /// Attribute RO.
-    pub relaxed: Sig,
-    /// Requester: bus, device, function.
-    pub requester_id: Sig,
-    /// Tag, 8 bits.
-    pub tag: Sig,
-}
-
-/// The raw header of a memory request, 128 bits, doubleword 0 in the top bits: 3 doublewords below 4 GiB (a 4-DW header
-/// with a zero upper address is refused as unsupported by real root ports), 4 above. Byte enables by the rules for
-/// the first and the last doubleword: a request of one doubleword has last BE = 0.
-pub fn memory_header(r: &MemoryRequest) -> Sig {
-    let start = r.iova.bits(0, 2);
-    let wide = r.iova.bits(32, 32).any();
-    // the sum reaches 3 + 4096 + 3
-    let dwords = (r.bytes + start.extend(13) + 3u32).bits(2, 11);
-    let end = start + r.bytes.bits(0, 2) - 1u32;
-    let from = lit(4, 0xf) << start;
-    let to = lit(4, 0xf) >> (lit(2, 3) - end);
-    let single = dwords.eq(1);
-    let first_be = mux(single, from & to, from);
-    let last_be = mux(single, lit(4, 0), to);
-    let zero = |width| lit(width, 0);
-    let dw0 = cat(&[
-        lit(1, 0),
-        lit(1, u64::from(r.write)),
-        wide,
-        lit(5, u64::from(contract::pcie::KIND_MEMORY)),
-        // T9, TC, T8, IDO, LN, TH, TD, EP
-        zero(10),
-        r.relaxed,
-        // no snoop, AT
-        zero(3),
-        dwords.bits(0, 10),
-    ]);
-    let dw1 = cat(&[r.requester_id, r.tag, last_be, first_be]);
-    let low = cat(&[r.iova.bits(2, 30), zero(2)]);
-    let address = mux(wide, cat(&[r.iova.bits(32, 32), low]), cat(&[low, zero(32)]));
-    cat(&[dw0, dw1, address])
-}
-
 /// `(128 << code) - 1` in 12 bits: the offset bits of an aligned block of Max_Payload_Size or Max_Read_Request_Size. The
 /// reserved codes 6 and 7 count as 5. Pieces cut at such blocks obey the size and the 4 KiB rule at once.
 pub fn block_mask(code: Sig) -> Sig {

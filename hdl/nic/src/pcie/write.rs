@@ -28,7 +28,8 @@
 
 use crate::config::Config;
 use crate::flow::{PayloadWrite, PcieConfig, SmallWrite, TlpBeat};
-use crate::pcie::transmit::{MemoryRequest, block_mask, memory_header};
+use crate::pcie::header::{MemoryRequest, memory_header};
+use crate::pcie::transmit::block_mask;
 use crate::prim::fifo::{Fifo, buffer};
 use crate::prim::pick::round_robin;
 use hdl::{

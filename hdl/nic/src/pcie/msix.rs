@@ -9,9 +9,9 @@
 use crate::config::Config;
 use crate::flow::SmallWrite;
 use crate::pcie::bar::RegisterAccess;
+use crate::prim::pick::lowest;
 use hdl::{
-    EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, high, lit, low, mux, reg, reg_init,
-    when,
+    EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, reg_init, when,
 };
 
 /// See the head of this file.
@@ -114,11 +114,9 @@ impl Module for Msix {
         let vector = reg("vector", bits);
         let open = io.enable & !io.mask;
         let ready: Vec<Sig> = (0..n as usize).map(|v| pending[v] & !masks[v] & open).collect();
-        let some = any_of(&ready).named("some_ready");
-        let mut first = lit(bits, 0);
-        for v in (0..n).rev() {
-            first = mux(ready[v as usize], lit(bits, v.into()), first);
-        }
+        let asking = cat(&ready.iter().rev().copied().collect::<Vec<_>>());
+        let some = asking.any().named("some_ready");
+        let first = lowest(asking);
         io.sent.set(low());
         let address = table.read("entry_address", high(), cat(&[vector, lit(1, 0)]));
         let data = table.read("entry_data", high(), cat(&[vector, lit(1, 1)]));

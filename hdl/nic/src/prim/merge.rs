@@ -1,7 +1,8 @@
 //! Merges streams of one bundle into one, round robin, without latency or storage: what the output accepts first is
 //! first. A stream that was offered stays chosen until it moves, so `valid` with its data is stable.
 
-use hdl::{Bundle, Sig, Stream, any_of, high, index_width, low, mux, reg_init, when, wire};
+use crate::prim::pick::round_robin;
+use hdl::{Bundle, Sig, Stream, cat, high, index_width, low, mux, reg_init, when, wire};
 
 /// Merges `from` into one stream; names made here start with `name`.
 #[track_caller]
@@ -15,17 +16,9 @@ pub fn merge<T: Bundle>(name: &str, shape: &T::Shape, from: &[&Stream<T>]) -> St
         let bits = index_width(n as u32);
         let last = reg_init("last", bits, 0);
         let held = reg_init("held", 1, 0);
-        let valid = any_of(&from.iter().map(|s| s.valid).collect::<Vec<_>>()).named("valid");
-        // the first that is valid after `last`, circularly
-        let chosen = wire("chosen", bits);
-        let mut pick = last;
-        for offset in (1..=n).rev() {
-            for start in 0..n {
-                let i = (start + offset) % n;
-                pick = mux(last.eq(start) & from[i].valid, hdl::lit(bits, i as u64), pick);
-            }
-        }
-        chosen.set(mux(held, last, pick));
+        let offers = cat(&from.iter().rev().map(|s| s.valid).collect::<Vec<_>>());
+        let valid = offers.any().named("valid");
+        let chosen = mux(held, last, round_robin(offers, last)).named("chosen");
         let out = Stream { valid, ready: wire("ready", 1), data: choose(shape, chosen, from) };
         for (i, s) in from.iter().enumerate() {
             s.ready.set(out.ready & chosen.eq(i) & s.valid);

@@ -45,6 +45,7 @@ use crate::flow::{
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
+use crate::prim::pick::lowest;
 use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, psn_before};
 use crate::rx::receive_wqes::{RECEIVE_WQE, ReceiveWqes, WqeName};
 use contract::context::{MrEntryBits, QpQueuesBits, QpRightsBits};
@@ -292,10 +293,6 @@ impl Module for Place {
             |each: &dyn Fn(usize) -> Sig| cat(&(0..misses as usize).rev().map(each).collect::<Vec<_>>());
         let runnable =
             bits(&|i| used.bit(i as u32) & retry.bit(i as u32) & older[i].none()).named("runnable");
-        let lowest = |of: Sig| {
-            let n: Vec<Sig> = (0..misses).map(|i| lit(index_width(misses), i.into())).collect();
-            (0..misses as usize).rev().fold(n[0], |rest, i| mux(of.bit(i as u32), n[i], rest))
-        };
         let again_at = lowest(runnable).named("again_at");
         let again = Verdict::from_bits(c, parked.read_now("again", again_at));
         let one_hot = |index: Sig| lit(misses, 1) << index;

@@ -109,6 +109,39 @@ pub struct WorkItem {
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Segment {
+    /// Its fields.
+    #[shape(c.clone())]
+    pub packet: PacketFields,
+    /// Ring index of the WQE, to name in a fault.
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// First byte of the packet's payload within the message.
+    #[shape(32)]
+    pub offset: Sig,
+    /// `c.sges` SGEs (`contract::Sge`), the first lowest.
+    #[shape(c.sges * 128)]
+    pub sges: Sig,
+    /// A READ response: the key in `sges` is the peer's and must allow REMOTE_READ.
+    pub responds: Sig,
+}
+
+/// A frame whose payload lies whole in the transmit buffer. Payload byte 0 lies at `address`, whose low bits are such
+/// that header and payload join without a shift: `address % data_bytes == header bytes % data_bytes`.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct TransmitSlot {
+    /// The packet.
+    #[shape(c.clone())]
+    pub packet: PacketFields,
+    /// Byte address of the payload in the transmit buffer.
+    #[shape(c.transmit_address_bits())]
+    pub address: Sig,
+}
+
+/// What packetise must know of a packet: fields of its headers, and how much follows them.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct PacketFields {
     /// Which QP.
     #[shape(c.qp_bits())]
     pub qp: Sig,
@@ -145,76 +178,7 @@ pub struct Segment {
     /// ImmDt, byte 0 lowest (wire order).
     #[shape(32)]
     pub imm: Sig,
-    /// Ring index of the WQE, to name in a fault.
-    #[shape(INDEX)]
-    pub wqe_index: Sig,
-    /// First byte of the packet's payload within the message.
-    #[shape(32)]
-    pub offset: Sig,
     /// Payload bytes, 0..=4096, without pad.
-    #[shape(13)]
-    pub length: Sig,
-    /// `c.sges` SGEs (`contract::Sge`), the first lowest.
-    #[shape(c.sges * 128)]
-    pub sges: Sig,
-    /// A READ response: the key in `sges` is the peer's and must allow REMOTE_READ.
-    pub responds: Sig,
-}
-
-/// A frame whose payload lies whole in the transmit buffer. Payload byte 0 lies at `address`, whose low bits are such
-/// that header and payload join without a shift: `address % data_bytes == header bytes % data_bytes`.
-#[derive(Bundle, Clone, Copy, Debug)]
-#[bundle(Config)]
-pub struct TransmitSlot {
-    /// The packet; `sges`, `offset` and `wqe_index` are spent.
-    #[shape(c.clone())]
-    pub packet: PacketFields,
-    /// Byte address of the payload in the transmit buffer.
-    #[shape(c.transmit_address_bits())]
-    pub address: Sig,
-}
-
-/// What packetise needs of a [`Segment`].
-#[derive(Bundle, Clone, Copy, Debug)]
-#[bundle(Config)]
-pub struct PacketFields {
-    /// Which QP.
-    #[shape(c.qp_bits())]
-    pub qp: Sig,
-    /// The fence token.
-    pub fence: Sig,
-    /// BTH opcode.
-    #[shape(8)]
-    pub opcode: Sig,
-    /// BTH PSN.
-    #[shape(PSN)]
-    pub psn: Sig,
-    /// BTH AckReq.
-    pub ack_req: Sig,
-    /// BTH SE.
-    pub solicited: Sig,
-    /// AETH syndrome.
-    #[shape(8)]
-    pub syndrome: Sig,
-    /// AETH MSN.
-    #[shape(PSN)]
-    pub msn: Sig,
-    /// Tag and IP version of the frame.
-    #[shape(())]
-    pub outer: Outer,
-    /// RETH virtual address.
-    #[shape(64)]
-    pub va: Sig,
-    /// RETH R_Key.
-    #[shape(32)]
-    pub rkey: Sig,
-    /// RETH DMALen.
-    #[shape(32)]
-    pub dma_length: Sig,
-    /// ImmDt, byte 0 lowest.
-    #[shape(32)]
-    pub imm: Sig,
-    /// Payload bytes without pad.
     #[shape(13)]
     pub length: Sig,
 }

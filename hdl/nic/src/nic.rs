@@ -28,13 +28,8 @@ use crate::rx::packet_buffer::PacketBuffer;
 use crate::rx::place::Place;
 use crate::table::Lines;
 use crate::tx::{
-    doorbell::Doorbell,
-    fetch::Fetch,
-    gather::Gather,
-    packetise::{Packetise, packet_fields},
-    schedule::Schedule,
-    segment::Segment,
-    transmit_buffer::TransmitBuffer,
+    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, schedule::Schedule,
+    segment::Segment, transmit_buffer::TransmitBuffer,
 };
 use contract::StageCounter;
 use hdl::{
@@ -309,9 +304,7 @@ impl Nic {
         segment.gone.set(gather.gone);
         gather.segment.take(&segment.data);
         packetise.data.take(&gather.slot);
-        packetise.control.valid.set(segment.control.valid);
-        packetise.control.data.assign(&packet_fields(&segment.control.data));
-        segment.control.ready.set(packetise.control.ready);
+        packetise.control.take(&segment.control);
         gather.sent.set(packetise.sent);
         transmit_buffer.read.set(high());
         transmit_buffer.read_address.set(cat(&[packetise.buffer_address, lit(c.lane_bits(), 0)]));

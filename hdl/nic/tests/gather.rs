@@ -224,14 +224,14 @@ impl Bench {
             let zero = Packet::new(0, 0, &[]);
             let p = front.as_ref().unwrap_or(&zero);
             for (f, v) in [
-                ("fence", u64::from(front.is_none())),
-                ("qp", p.qp),
-                ("opcode", p.opcode),
-                ("psn", p.psn),
+                ("packet_fence", u64::from(front.is_none())),
+                ("packet_qp", p.qp),
+                ("packet_opcode", p.opcode),
+                ("packet_psn", p.psn),
+                ("packet_length", p.length),
+                ("packet_syndrome", 0x1f),
                 ("wqe_index", p.wqe),
                 ("offset", p.offset),
-                ("length", p.length),
-                ("syndrome", 0x1f),
                 ("responds", u64::from(p.responds)),
             ] {
                 s.poke(&format!("segment_{f}"), v);

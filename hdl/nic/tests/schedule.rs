@@ -319,7 +319,7 @@ struct FrontIo {
     #[source(c.0.clone())]
     data: Stream<nic::flow::Segment>,
     #[source(c.0.clone())]
-    control: Stream<nic::flow::Segment>,
+    control: Stream<nic::flow::PacketFields>,
     #[output]
     retransmit: Sig,
     #[output]
@@ -508,8 +508,9 @@ impl World {
             self.reads.push((due, get[0], get[1], get[2], get[3]));
         }
         if s.peek("data_valid") == 1 && ready {
-            let q = s.peek("data_qp") as usize;
-            let p = ["psn", "wqe_index", "offset", "length"].map(|f| s.peek(&format!("data_{f}")));
+            let q = s.peek("data_packet_qp") as usize;
+            let p =
+                ["packet_psn", "wqe_index", "offset", "packet_length"].map(|f| s.peek(&format!("data_{f}")));
             self.packets[q].push((p[0], p[1], p[2], p[3]));
         }
         if s.peek("control_valid") == 1 {

@@ -156,35 +156,37 @@ impl Bench {
         if s.peek("read_write_enable") == 1 {
             self.lists.push((s.peek("read_write_address"), s.peek_bits("read_write_data")));
         }
-        for stream in ["data", "control"] {
-            let mut get = |f: &str| s.peek(&format!("{stream}_{f}"));
-            if get("valid") == 0 || get("ready") == 0 {
+        for (stream, packet) in [("data", "data_packet"), ("control", "control")] {
+            if s.peek(&format!("{stream}_valid")) == 0 || s.peek(&format!("{stream}_ready")) == 0 {
                 continue;
             }
-            self.inside += u64::from(stream == "data");
+            let data = stream == "data";
+            self.inside += u64::from(data);
+            let [wqe, offset, responds] = ["wqe_index", "offset", "responds"]
+                .map(|f| if data { s.peek(&format!("data_{f}")) } else { 0 });
+            let sges = if data { s.peek_bits("data_sges") } else { Bits::zero(512) };
+            let mut get = |f: &str| s.peek(&format!("{packet}_{f}"));
             if get("fence") == 1 {
                 self.fences += 1;
                 continue;
             }
-            let mut p = Packet {
+            let p = Packet {
                 qp: get("qp"),
                 opcode: get("opcode"),
                 psn: get("psn"),
                 ack_req: get("ack_req") == 1,
                 solicited: get("solicited") == 1,
-                wqe: get("wqe_index"),
-                offset: get("offset"),
+                wqe,
+                offset,
                 length: get("length"),
                 dma_length: get("dma_length"),
                 syndrome: get("syndrome"),
                 msn: get("msn"),
-                responds: get("responds") == 1,
-                sge: (0, 0, 0),
+                responds: responds == 1,
+                sge: (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32)),
                 va: get("va"),
             };
-            let sges = s.peek_bits(&format!("{stream}_sges"));
-            p.sge = (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32));
-            if stream == "data" { &mut self.packets } else { &mut self.responses }.push(p);
+            if data { &mut self.packets } else { &mut self.responses }.push(p);
         }
         if s.peek("kick_valid") == 1 {
             self.kicks.push(s.peek("kick_qp"));

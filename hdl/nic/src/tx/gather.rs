@@ -157,6 +157,7 @@ impl Module for Gather {
         let word_bits = c.transmit_address_bits() - lane_bits;
         let ring_words = c.transmit_buffer_bytes / c.data_bytes;
         let segment = &io.segment.data;
+        let packet = &segment.packet;
         let one = |valid: Sig, slot: Sig| (valid.extend(n) << slot).resize(n);
 
         // the slot ring
@@ -174,11 +175,11 @@ impl Module for Gather {
 
         // clock 0: where and how much
         let phase = reg_init("phase", 2, 0);
-        io.read_qp.set(segment.qp);
-        let lane = header_bytes(&segment.outer, segment.opcode).bits(0, lane_bits);
-        let bytes = lane.extend(14) + segment.length.extend(14) + u64::from(c.data_bytes - 1);
+        io.read_qp.set(packet.qp);
+        let lane = header_bytes(&packet.outer, packet.opcode).bits(0, lane_bits);
+        let bytes = lane.extend(14) + packet.length.extend(14) + u64::from(c.data_bytes - 1);
         let words = mux(
-            segment.length.any() & !segment.fence,
+            packet.length.any() & !packet.fence,
             bytes.bits(lane_bits, 14 - lane_bits).resize(word_bits + 1),
             lit(word_bits + 1, 0),
         );
@@ -201,8 +202,8 @@ impl Module for Gather {
         let room = (used.extend(word_bits + 2) + need.extend(word_bits + 2)).le(ring_words);
         let reserve = (phase.eq(1) & slot_free & room).named("reserve");
         let rights = QpRightsBits::unpack(io.rights_word);
-        let orphaned = !segment.fence & !rights.valid;
-        let pays = segment.length.any() & !segment.fence & !orphaned;
+        let orphaned = !packet.fence & !rights.valid;
+        let pays = packet.length.any() & !packet.fence & !orphaned;
         let pd = reg("pd", 24);
         let current = reg("current", slot_bits);
         let (index, skip, remain, at) = (
@@ -213,22 +214,7 @@ impl Module for Gather {
         );
         let address = cat(&[tail_word, lane]);
         let frame = Frame {
-            packet: PacketFields {
-                qp: segment.qp,
-                fence: segment.fence,
-                opcode: segment.opcode,
-                psn: segment.psn,
-                ack_req: segment.ack_req,
-                solicited: segment.solicited,
-                syndrome: segment.syndrome,
-                msn: segment.msn,
-                outer: segment.outer,
-                va: segment.va,
-                rkey: segment.rkey,
-                dma_length: segment.dma_length,
-                imm: segment.imm,
-                length: segment.length,
-            },
+            packet: *packet,
             address,
             words: need,
             wqe_index: segment.wqe_index,
@@ -242,7 +228,7 @@ impl Module for Gather {
             current.set(number(tail));
             index.set(0);
             skip.set(segment.offset);
-            remain.set(segment.length);
+            remain.set(packet.length);
             at.set(address);
             phase.set(mux(pays, lit(2, 2), lit(2, 0)));
         });

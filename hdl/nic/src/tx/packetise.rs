@@ -19,7 +19,7 @@
 //! Requirements: ICRC LINE NET PKT RESP
 
 use crate::config::Config;
-use crate::flow::{FrameBeat, Outer, PacketFields, Segment, TransmitSlot};
+use crate::flow::{FrameBeat, Outer, PacketFields, TransmitSlot};
 use crate::prim::crc::unwind;
 use crate::prim::fifo::Fifo;
 use contract::context::{QpAddressesBits, QpPathBits};
@@ -103,26 +103,6 @@ pub struct PacketiseIo {
     /// A beat waits for the mac in this clock.
     #[output]
     pub stall: Sig,
-}
-
-/// What packetise needs of a segment.
-pub fn packet_fields(s: &Segment) -> PacketFields {
-    PacketFields {
-        qp: s.qp,
-        fence: s.fence,
-        opcode: s.opcode,
-        psn: s.psn,
-        ack_req: s.ack_req,
-        solicited: s.solicited,
-        syndrome: s.syndrome,
-        msn: s.msn,
-        outer: s.outer,
-        va: s.va,
-        rkey: s.rkey,
-        dma_length: s.dma_length,
-        imm: s.imm,
-        length: s.length,
-    }
 }
 
 /// The opcode's row in the opcode table satisfies `f`; 0 for an opcode without a row.

@@ -46,7 +46,7 @@
 //! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
 use crate::config::Config;
-use crate::flow::{self, Count, Fault, Outer, TurnDone, Wake, WorkItem};
+use crate::flow::{self, Count, Fault, Outer, PacketFields, TurnDone, Wake, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
 use crate::qp::{
@@ -56,9 +56,7 @@ use crate::qp::{
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::ring::{SendWqeBits, SgeBits};
 use contract::{Opcode, QpState, Reject, Transport, WcOpcode, WcStatus, WrOpcode};
-use hdl::{
-    Bundle, Module, Ports, Sig, Stream, any_of, cat, high, instance, lit, low, mux, reg, reg_init, when,
-};
+use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, instance, lit, low, mux, reg, reg_init, when};
 
 /// The ACK syndrome: credits are not used.
 const ACK: u64 = 0x1f;
@@ -124,7 +122,7 @@ pub struct SegmentIo {
     pub data: Stream<flow::Segment>,
     /// Responses.
     #[source(c.0.clone())]
-    pub control: Stream<flow::Segment>,
+    pub control: Stream<PacketFields>,
     /// Ends of turns.
     #[source(c.0.clone())]
     pub done: Stream<TurnDone>,
@@ -179,7 +177,7 @@ impl Module for Segment {
         let out = buffer("control_fifo", c, 2, &control);
         io.control.valid.set(out.valid);
         out.ready.set(io.control.ready);
-        io.control.data.assign(&response(c, &out.data));
+        io.control.data.assign(&response(&out.data));
         let kick = Stream::<Wake>::wires(c, "to_kick");
         io.kick.take(&buffer("kick_fifo", c, 2, &kick));
         let fault = Stream::<Fault>::wires(c, "to_fault");
@@ -399,22 +397,24 @@ impl Module for Segment {
         let next_psn = first + end + 1;
         let asked = mux(is_last, wqe.length, (end + 1).extend(32) << shift) - offset;
         let request = flow::Segment {
-            qp: work.qp,
-            fence: work.fence,
-            opcode: mux(is_read, lit(8, Opcode::RcReadRequest as u64), base + place.extend(8)),
-            psn,
-            ack_req: ask,
-            solicited: wqe.solicited & is_last & wqe.opcode.any() & !is_read,
-            syndrome: lit(8, 0),
-            msn: lit(PSN, 0),
-            outer: Outer { tagged: rights.tagged, ipv6: rights.ipv6 },
-            va: wqe.remote_addr + offset.extend(64),
-            rkey: wqe.rkey,
-            dma_length: mux(is_read, asked, wqe.length),
-            imm: wqe.imm,
+            packet: PacketFields {
+                qp: work.qp,
+                fence: work.fence,
+                opcode: mux(is_read, lit(8, Opcode::RcReadRequest as u64), base + place.extend(8)),
+                psn,
+                ack_req: ask,
+                solicited: wqe.solicited & is_last & wqe.opcode.any() & !is_read,
+                syndrome: lit(8, 0),
+                msn: lit(PSN, 0),
+                outer: Outer { tagged: rights.tagged, ipv6: rights.ipv6 },
+                va: wqe.remote_addr + offset.extend(64),
+                rkey: wqe.rkey,
+                dma_length: mux(is_read, asked, wqe.length),
+                imm: wqe.imm,
+                length: mux(is_read, lit(13, 0), mux(is_last, (wqe.length - offset).bits(0, 13), mtu)),
+            },
             wqe_index: tx.cursor_wqe,
             offset,
-            length: mux(is_read, lit(13, 0), mux(is_last, (wqe.length - offset).bits(0, 13), mtu)),
             sges: cat(&sges),
             responds: low(),
         };
@@ -431,17 +431,22 @@ impl Module for Segment {
         let res_length = mux(res_last, (read.length - res_offset).bits(0, 13), mtu);
         let source =
             SgeBits { addr: read.va + res_offset.extend(64), length: res_length.extend(32), lkey: read.rkey };
-        let reply = flow::Segment {
+        let tail = response(&owed);
+        let answer = PacketFields {
             opcode: lit(8, Opcode::RcReadResponseFirst as u64) + kind,
             psn: res_psn,
             syndrome: lit(8, ACK),
             msn: read.msn,
             length: res_length,
-            sges: source.pack().extend(c.sges * 128),
-            responds: high(),
-            ..response(c, &owed)
+            ..tail
         };
-        let reply = reply.or_else(c, could_respond, &response(c, &owed));
+        let reply = flow::Segment {
+            packet: answer.or_else(c, could_respond, &tail),
+            wqe_index: lit(INDEX, 0),
+            offset: lit(32, 0),
+            sges: source.pack().extend(c.sges * 128),
+            responds: could_respond,
+        };
         data.data.assign(&reply.or_else(c, replies_first, &request));
         when(data.moves(), || given.set(given + 1));
         control.valid.set(fires & does_answer);
@@ -608,9 +613,9 @@ struct Owed {
     outer: Outer,
 }
 
-/// A response as a `Segment` without payload.
-fn response(c: &Config, p: &Owed) -> flow::Segment {
-    flow::Segment {
+/// A response as a packet without payload.
+fn response(p: &Owed) -> PacketFields {
+    PacketFields {
         qp: p.qp,
         fence: low(),
         opcode: lit(8, Opcode::RcAcknowledge as u64),
@@ -624,10 +629,6 @@ fn response(c: &Config, p: &Owed) -> flow::Segment {
         rkey: lit(32, 0),
         dma_length: lit(32, 0),
         imm: lit(32, 0),
-        wqe_index: lit(INDEX, 0),
-        offset: lit(32, 0),
         length: lit(13, 0),
-        sges: lit(c.sges * 128, 0),
-        responds: low(),
     }
 }

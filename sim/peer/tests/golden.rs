@@ -4,216 +4,19 @@
 //! IPv4 identification and checksum, MigReq, AckReq of packets that are not the last of a message, and the ICRC, which
 //! covers them. What the captures are: `golden/README.md`.
 
+#[path = "golden/captures.rs"]
+mod captures;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use contract::opcode::{Kind, Position};
-use contract::verbs::access;
-use contract::wire::{psn_add, psn_distance};
-use contract::{Opcode, PathMtu, Syndrome, Transport, WcStatus};
-use peer::{
-    Address, Completion, Endpoint, Landing, Packet, QpParams, RecvWr, Region, SendOp, SendWr, Tuning,
+use captures::{
+    ALL, CASES, Case, Frame, connections, ends, far, first_psn, mtu, near, normal, rnr_timer, work,
 };
-
-/// Everything permitted.
-const ALL: u8 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
-
-/// A capture and what is not in it.
-#[derive(Clone, Copy)]
-struct Case {
-    name: &'static str,
-    /// Frames, from 1, that were recorded but never delivered.
-    lost: &'static [usize],
-    /// Every so manieth frame was delivered and recorded twice; 0 = none.
-    doubled: usize,
-    /// The frame, from 1, before which the server posted its receives; 0 = never.
-    ready: usize,
-    /// Bytes of each receive.
-    receive: usize,
-    /// Rights of the memory that requests name.
-    rights: u8,
-    /// How much of it is missing at its end.
-    short: usize,
-    /// The key is one that the server does not have.
-    unknown_key: bool,
-    /// RNR retries and retries of the client.
-    retries: (u8, u8),
-    /// How the last request ended, as the client's program printed it.
-    end: WcStatus,
-}
-
-const fn case(name: &'static str) -> Case {
-    Case {
-        name,
-        lost: &[],
-        doubled: 0,
-        ready: 1,
-        receive: 1 << 14,
-        rights: ALL,
-        short: 0,
-        unknown_key: false,
-        retries: (7, 7),
-        end: WcStatus::Success,
-    }
-}
-
-const REFUSED: WcStatus = WcStatus::RemAccessErr;
-
-const CASES: &[Case] = &[
-    case("cm_rping"),
-    case("cm_rstream"),
-    case("cm_ucmatose"),
-    case("cm_write_bw"),
-    case("rc_atomic_cs"),
-    Case { lost: &[2], ..case("rc_atomic_dropack") },
-    Case { doubled: 3, ..case("rc_atomic_dup") },
-    case("rc_atomic_fa"),
-    case("rc_pingpong_mtu256"),
-    case("rc_pingpong_rnr"),
-    case("rc_pingpong_send"),
-    case("rc_pingpong_send_ipv6"),
-    case("rc_read_bw"),
-    Case { lost: &[1], ..case("rc_read_dropreq") },
-    Case { lost: &[8], ..case("rc_read_dropresp") },
-    case("rc_read_mtu4096"),
-    case("rc_send_bw"),
-    case("rc_send_mtu4096"),
-    case("rc_write_2qp"),
-    case("rc_write_bw"),
-    Case { lost: &[1], ..case("rc_write_dropfirst") },
-    Case { lost: &[4, 5], ..case("rc_write_droplast") },
-    Case { lost: &[3], ..case("rc_write_dropmid") },
-    Case { doubled: 5, ..case("rc_write_dup") },
-    case("rc_write_imm_bw"),
-    case("rc_write_lat"),
-    case("rc_write_odd"),
-    case("rc_write_pad"),
-    case("srq_pingpong_send"),
-    Case { rights: access::REMOTE_READ, end: REFUSED, ..case("v_atomic_noperm") },
-    Case { unknown_key: true, end: REFUSED, ..case("v_bad_rkey_read") },
-    Case { unknown_key: true, end: REFUSED, ..case("v_bad_rkey_write") },
-    case("v_dscp"),
-    case("v_mix"),
-    Case { lost: &[6], ..case("v_mix_dropread") },
-    Case { doubled: 1, ..case("v_mix_dupall") },
-    case("v_psn_wrap"),
-    // The server had destroyed its QP.
-    Case { lost: &[1, 2, 3, 4], retries: (7, 3), end: WcStatus::RetryExcErr, ..case("v_retry_exceeded") },
-    Case { ready: 0, retries: (1, 3), end: WcStatus::RnrRetryExcErr, ..case("v_rnr_exceeded") },
-    Case { ready: 36, ..case("v_rnr_recover") },
-    case("v_send_imm"),
-    Case { receive: 64, end: WcStatus::RemOpErr, ..case("v_send_too_long") },
-    case("v_write_imm"),
-    Case { rights: access::REMOTE_READ, end: REFUSED, ..case("v_write_noperm") },
-    Case { short: 500, end: REFUSED, ..case("v_write_oob") },
-    case("v_zero_len"),
-];
-
-#[derive(Clone)]
-struct Frame {
-    /// Place in the capture, from 1.
-    number: usize,
-    /// The second one of a frame that was delivered twice.
-    copy: bool,
-    lost: bool,
-    bytes: Vec<u8>,
-    packet: Packet,
-}
-
-impl Frame {
-    fn from(&self) -> IpAddr {
-        self.packet.source()
-    }
-
-    fn opcode(&self) -> Opcode {
-        self.packet.opcode().expect("captures hold known opcodes")
-    }
-
-    fn kind(&self) -> Kind {
-        self.opcode().row().kind
-    }
-
-    fn is_request(&self) -> bool {
-        self.kind() != Kind::Response
-    }
-
-    fn psn(&self) -> u32 {
-        self.packet.bth.psn
-    }
-}
-
-/// The RC frames of a capture, by connection: the kernel gives each a UDP source port of its own.
-fn connections(case: &Case) -> Vec<Vec<Frame>> {
-    let path = format!("{}/tests/golden/{}.pcap", env!("CARGO_MANIFEST_DIR"), case.name);
-    let file = std::fs::read(&path).unwrap_or_else(|error| panic!("read {path}: {error}"));
-    assert_eq!(file[..4], [0xd4, 0xc3, 0xb2, 0xa1], "little-endian microseconds");
-    let mut by_port: BTreeMap<u16, Vec<Frame>> = BTreeMap::new();
-    let (mut at, mut number, mut originals) = (24, 0, 0);
-    let mut before: Option<Vec<u8>> = None;
-    while at < file.len() {
-        let length = u32::from_le_bytes(file[at + 8..at + 12].try_into().expect("four bytes")) as usize;
-        let bytes = file[at + 16..at + 16 + length].to_vec();
-        at += 16 + length;
-        number += 1;
-        let copy = before.is_some();
-        match before.take() {
-            Some(first) => assert_eq!(bytes, first, "frame {number} is a copy"),
-            None => {
-                originals += 1;
-                before = (case.doubled > 0 && originals % case.doubled == 0).then(|| bytes.clone());
-            }
-        }
-        let packet = Packet::parse(&bytes).unwrap_or_else(|reject| panic!("frame {number}: {reject:?}"));
-        if packet.opcode().is_some_and(|opcode| opcode.row().transport == Transport::Rc) {
-            let lost = case.lost.contains(&number);
-            by_port.entry(packet.udp.source_port).or_default().push(Frame {
-                number,
-                copy,
-                lost,
-                bytes,
-                packet,
-            });
-        }
-    }
-    by_port.into_values().collect()
-}
-
-/// Both ends of a connection.
-fn ends(frames: &[Frame]) -> [IpAddr; 2] {
-    [frames[0].packet.source(), frames[0].packet.destination()]
-}
-
-/// The other end; its QP number is unknown if it was never spoken to, then it has the number of this one.
-fn far(frames: &[Frame], side: IpAddr) -> Address {
-    let to_far = frames.iter().find(|frame| frame.from() == side);
-    match to_far {
-        Some(frame) => Address {
-            mac: frame.packet.ethernet.destination,
-            ip: frame.packet.destination(),
-            qpn: frame.packet.bth.dest_qp,
-        },
-        None => Address {
-            mac: frames[0].packet.ethernet.source,
-            ip: frames[0].packet.source(),
-            qpn: frames[0].packet.bth.dest_qp,
-        },
-    }
-}
-
-fn near(frames: &[Frame], side: IpAddr) -> Address {
-    let [one, two] = ends(frames);
-    far(frames, if side == one { two } else { one })
-}
-
-fn first_psn(frames: &[Frame], from: IpAddr) -> u32 {
-    frames.iter().find(|frame| frame.from() == from && frame.is_request()).map_or(0, Frame::psn)
-}
-
-fn mtu(frames: &[Frame]) -> PathMtu {
-    let first = frames.iter().find(|frame| frame.opcode().row().position == Position::First);
-    let bytes = first.map_or(1024, |frame| frame.packet.payload.len() as u32);
-    *PathMtu::ALL.iter().find(|mtu| mtu.bytes() == bytes).expect("a path MTU")
-}
+use contract::opcode::Kind;
+use contract::wire::psn_add;
+use contract::{Opcode, Syndrome, WcStatus};
+use peer::{Completion, Endpoint, Landing, Packet, QpParams, RecvWr, Region, SendOp, Tuning};
 
 /// An endpoint that stands where `side` stood, one QP connected as in the capture.
 fn stand_in(case: &Case, frames: &[Frame], side: IpAddr) -> (Endpoint, u32) {
@@ -236,32 +39,13 @@ fn stand_in(case: &Case, frames: &[Frame], side: IpAddr) -> (Endpoint, u32) {
         // The connection manager chose a flow label; elsewhere the port follows from both QP numbers.
         params.udp_source_port = Some(frames[0].packet.udp.source_port);
     }
-    let rnr = frames.iter().filter_map(|f| f.packet.aeth).find(|aeth| aeth.syndrome >> 5 == 1);
-    params.min_rnr_timer = rnr.map_or(12, |aeth| aeth.syndrome & 0x1f);
+    params.min_rnr_timer = rnr_timer(frames);
     let mut endpoint = Endpoint::new(own.mac, [10, 0, 0, 99].into());
     endpoint.add_ip(own.ip);
     params.local_ip = Some(own.ip);
     endpoint.create_qp_numbered(own.qpn, 1).expect("create");
     endpoint.connect(own.qpn, params).expect("connect");
     (endpoint, own.qpn)
-}
-
-/// The frame with everything zeroed that may differ between peers.
-fn normal(frame: &[u8]) -> Vec<u8> {
-    let mut bytes = frame.to_vec();
-    let udp = if bytes[12..14] == [0x08, 0x00] { 34 } else { 54 };
-    if udp == 34 {
-        bytes[18..20].fill(0); // IPv4 identification
-        bytes[24..26].fill(0); // IPv4 checksum
-    }
-    let opcode = Opcode::from_code(bytes[udp + 8]).expect("a known opcode");
-    bytes[udp + 9] &= !0x40; // MigReq
-    if !opcode.row().position.closes() {
-        bytes[udp + 16] &= !0x80; // AckReq
-    }
-    let icrc = bytes.len() - 4;
-    bytes.truncate(icrc);
-    bytes
 }
 
 fn tell(frame: &[u8]) -> String {
@@ -393,65 +177,6 @@ fn our_responder_answers_each_capture_as_the_kernel_did() {
     assert_eq!(compared, ANSWERS);
 }
 
-/// The work requests that `side` posted, put together from the first transmission of each PSN.
-fn work(case: &Case, frames: &[Frame], side: IpAddr) -> Vec<SendWr> {
-    let sent: Vec<&Frame> =
-        frames.iter().filter(|frame| frame.from() == side && frame.is_request()).collect();
-    let Some(start) = sent.first().map(|frame| frame.psn()) else { return Vec::new() };
-    let mut by_psn = BTreeMap::new();
-    for frame in sent {
-        by_psn.entry(psn_distance(frame.psn(), start)).or_insert(frame);
-    }
-    let mtu = mtu(frames).bytes();
-    let mut all: Vec<SendWr> = Vec::new();
-    let mut lengths = Vec::new();
-    // A READ takes the PSNs of its response: a request among them is the READ asked for again from its middle.
-    let mut taken = 0;
-    for (psn, frame) in by_psn {
-        if psn < taken {
-            continue;
-        }
-        let packet = &frame.packet;
-        if frame.opcode().row().position.opens() {
-            let op = match (frame.kind(), packet.reth, packet.atomic) {
-                (Kind::Read, Some(reth), _) => {
-                    taken = psn + reth.dma_length.div_ceil(mtu).max(1) as i32;
-                    let landing = Landing::Owned(reth.dma_length as usize);
-                    SendOp::Read { va: reth.va, rkey: reth.rkey, landing }
-                }
-                (Kind::Write, Some(reth), _) => SendOp::Write { va: reth.va, rkey: reth.rkey, imm: None },
-                (Kind::Atomic, _, Some(a)) if frame.opcode() == Opcode::RcFetchAdd => {
-                    let landing = Landing::Owned(8);
-                    SendOp::FetchAdd { va: a.va, rkey: a.rkey, add: a.swap_or_add, landing }
-                }
-                (Kind::Atomic, _, Some(a)) => SendOp::CompareSwap {
-                    va: a.va,
-                    rkey: a.rkey,
-                    compare: a.compare,
-                    swap: a.swap_or_add,
-                    landing: Landing::Owned(8),
-                },
-                _ => SendOp::Send { imm: None },
-            };
-            let fence = case.name.starts_with("v_") && frame.kind() == Kind::Send;
-            all.push(SendWr { fence, ..SendWr::new(all.len() as u64, op, Vec::new()) });
-            lengths
-                .push(packet.reth.filter(|_| frame.kind() == Kind::Write).map_or(0, |reth| reth.dma_length));
-        }
-        let wr = all.last_mut().expect("a capture starts with a first or only packet");
-        wr.data.extend(&packet.payload);
-        wr.solicited |= packet.bth.solicited;
-        if let (Some(immdt), SendOp::Send { imm } | SendOp::Write { imm, .. }) = (packet.immdt, &mut wr.op) {
-            *imm = Some(immdt.immediate);
-        }
-    }
-    // Of a WRITE that was refused early the end was never sent.
-    for (wr, length) in all.iter_mut().zip(lengths) {
-        wr.data.resize(wr.data.len().max(length as usize), 0);
-    }
-    all
-}
-
 /// A stand-in as requester and everything it has sent.
 struct Requester {
     endpoint: Endpoint,
@@ -563,8 +288,7 @@ fn every_rc_frame_of_the_captures_is_an_answer_or_a_request_or_a_second_copy() {
         }
     }
     assert_eq!(frames, ANSWERS + REQUESTS + copies);
-    let folder = format!("{}/tests/golden", env!("CARGO_MANIFEST_DIR"));
-    let captures = std::fs::read_dir(folder).expect("the folder of captures").filter(|entry| {
+    let captures = std::fs::read_dir(captures::folder()).expect("the folder of captures").filter(|entry| {
         entry.as_ref().is_ok_and(|entry| entry.path().extension().is_some_and(|e| e == "pcap"))
     });
     assert_eq!(captures.count(), CASES.len());

@@ -4,6 +4,8 @@
 //! MemoryRequest > memory_header > raw header on `rq`        raw header on `cq` > fields > as if of 4 doublewords
 //! ```
 //! Combinational, no state. A header is 128 bits, doubleword 0 in the top bits; one of 3 doublewords leaves the last zero.
+//!
+//! Requirements: PCIE
 
 use contract::pcie::{KIND_MEMORY, TlpMemoryHeaderBits};
 use hdl::{Sig, cat, lit, low, mux};

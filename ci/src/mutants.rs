@@ -87,15 +87,19 @@ fn join(text: &str, line: &str) -> String {
     if text.is_empty() { line.into() } else { format!("{text}\n{line}") }
 }
 
-fn plant(tree: &Path, m: &Mutant) -> Result<String> {
-    let path = tree.join(&m.file);
-    let good = std::fs::read_to_string(&path).with_context(|| format!("`{}`: read {}", m.name, m.file))?;
+/// The file with the fault in it, and without.
+fn faulty(tree: &Path, m: &Mutant) -> Result<(String, String)> {
+    let good = std::fs::read_to_string(tree.join(&m.file))
+        .with_context(|| format!("`{}`: read {}", m.name, m.file))?;
     match good.matches(&m.old).count() {
-        1 => {}
+        1 => Ok((good.replacen(&m.old, &m.new, 1), good)),
         n => bail!("`{}`: its old text stands {n} times in {}; it must stand once", m.name, m.file),
     }
-    std::fs::write(&path, good.replacen(&m.old, &m.new, 1))
-        .with_context(|| format!("`{}`: write {}", m.name, m.file))?;
+}
+
+fn plant(tree: &Path, m: &Mutant) -> Result<String> {
+    let (bad, good) = faulty(tree, m)?;
+    std::fs::write(tree.join(&m.file), bad).with_context(|| format!("`{}`: write {}", m.name, m.file))?;
     Ok(good)
 }
 
@@ -247,5 +251,16 @@ mod tests {
         assert!(parse("file x.rs\n").is_err());
         assert!(parse("# a rule\nfile x.rs\ntest nic check\n-old\n+old\n").is_err());
         assert!(parse("# a rule\nwhat\n").is_err());
+    }
+
+    #[test]
+    fn every_fault_of_the_list_finds_its_text_once() {
+        let text = std::fs::read_to_string(run::root().join("ci/mutants.txt")).unwrap();
+        let lost: Vec<String> = parse(&text)
+            .unwrap()
+            .iter()
+            .filter_map(|m| faulty(&run::root(), m).err().map(|error| error.to_string()))
+            .collect();
+        assert!(lost.is_empty(), "{}", lost.join("\n"));
     }
 }

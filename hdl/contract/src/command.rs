@@ -166,7 +166,7 @@ codes! {
         BadIndex = 2,
         /// The QP may not go from its state to the wanted one.
         BadState = 3,
-        /// The object exists already, or others still use it.
+        /// The object exists already. (Whether others still use one that is destroyed is the driver's to know.)
         InUse = 4,
         /// The object does not exist.
         NotFound = 5,

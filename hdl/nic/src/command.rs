@@ -478,7 +478,6 @@ impl Module for Command {
                 step.set(0);
                 // the mask must name the rights line if the state is to change
                 let whole_rights = whole_rights(&h);
-                let resets = new_state.eq(QpState::Reset as u64) & h.reset_all;
                 when(sets_port, || {
                     phase.set(Phase::Words);
                 })
@@ -499,9 +498,7 @@ impl Module for Command {
                     phase.set(Phase::Words);
                     mark.set(creates | whole_rights);
                     mark_value.set(cat(&[high(), mux(is_qp, new_state, lit(4, 0))]));
-                    when(modifies & resets, || {
-                        // quiesce: the words make the state RESET, then the tokens pass
-                    });
+                    // a reset quiesces: the words make the state RESET, then the tokens pass
                 })
                 .elif(destroys, || {
                     mark.set(high());

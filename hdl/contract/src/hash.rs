@@ -11,6 +11,7 @@ use crate::{command, context, doorbell, opcode, pcie, reject, ring, verbs, wire}
 pub const LAYOUTS: &[Layout] = &[
     ring::Sge::LAYOUT,
     ring::SendWqe::LAYOUT,
+    ring::AtomicOperands::LAYOUT,
     ring::Cqe::LAYOUT,
     ring::Eqe::LAYOUT,
     doorbell::SqDoorbell::LAYOUT,

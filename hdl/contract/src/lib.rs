@@ -39,7 +39,7 @@ pub use doorbell::{CqDoorbell, EqDoorbell, RqDoorbell, SqDoorbell};
 pub use hash::LAYOUT_HASH;
 pub use opcode::Opcode;
 pub use reject::{Reject, Stage, StageCounter};
-pub use ring::{Cqe, Eqe, EventKind, SendWqe, Sge};
+pub use ring::{AtomicOperands, Cqe, Eqe, EventKind, SendWqe, Sge};
 pub use verbs::{AsyncEvent, PathMtu, QpState, Transport, WcOpcode, WcStatus, WrOpcode};
 pub use wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, EthernetHeader, Ieth, ImmDt, Ipv4Header, Ipv6Header, Reth,

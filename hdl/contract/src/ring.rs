@@ -47,6 +47,16 @@ layout! {
 }
 
 layout! {
+    /// Operands of an atomic WQE: they follow its only SGE, at byte 48.
+    struct AtomicOperands / AtomicOperandsBits [16] {
+        /// Written only if the memory equals this (compare and swap).
+        compare: u64[64];
+        /// What is written, or added.
+        swap_or_add: u64[64];
+    }
+}
+
+layout! {
     /// Completion queue entry.
     struct Cqe / CqeBits [64] {
         /// Index of the completed WQE in its queue, modulo 2^16.

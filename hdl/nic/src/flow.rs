@@ -5,8 +5,9 @@
 //! receive   mac -FrameBeat-> parse/verify -Headers-> check -Verdict-> place -Completion-> complete -Event-> notify
 //!                                                     check -Response-> acknowledge -Completion-> complete
 //!                                                                       acknowledge -Scatter-> place -Placement-> acknowledge
-//! memory    fetch, gather, place, command -ReadRequest-> pcie read -ReadData, ReadDone->
-//!           place -PayloadWrite->, complete, notify, command -SmallWrite-> pcie write
+//!                                                     place -Exchange-> atomic
+//! memory    fetch, gather, place, command, atomic -ReadRequest-> pcie read -ReadData, ReadDone->
+//!           place -PayloadWrite->, complete, notify, command, atomic -SmallWrite-> pcie write
 //! ```
 //!
 //! Requirements: ERR
@@ -71,6 +72,18 @@ pub struct Turn {
     pub qp: Sig,
     /// This is the fence token, not a turn.
     pub fence: Sig,
+}
+
+/// The turn of an atomic: everything before it is written.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Exchange {
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Its entry among all responses: `OwedRead`, `Operands` and `Outcome` lie there.
+    #[shape(c.response_bits())]
+    pub entry: Sig,
 }
 
 /// The end of a turn.
@@ -178,6 +191,12 @@ pub struct PacketFields {
     /// ImmDt, byte 0 lowest (wire order).
     #[shape(32)]
     pub imm: Sig,
+    /// Swap or add operand of AtomicETH; original value of AtomicAckETH.
+    #[shape(64)]
+    pub value: Sig,
+    /// Compare operand of AtomicETH.
+    #[shape(64)]
+    pub compare: Sig,
     /// Payload bytes, 0..=4096, without pad.
     #[shape(13)]
     pub length: Sig,
@@ -259,10 +278,10 @@ pub struct Headers {
     /// VLAN of the frame's tag; 0: no tag, or one that gives a priority alone.
     #[shape(12)]
     pub vlan: Sig,
-    /// RETH VA.
+    /// RETH or AtomicETH VA.
     #[shape(64)]
     pub va: Sig,
-    /// RETH R_Key.
+    /// RETH or AtomicETH R_Key.
     #[shape(32)]
     pub rkey: Sig,
     /// RETH DMALen.
@@ -277,6 +296,12 @@ pub struct Headers {
     /// ImmDt or IETH, byte 0 lowest.
     #[shape(32)]
     pub imm: Sig,
+    /// Swap or add operand of AtomicETH; original value of AtomicAckETH.
+    #[shape(64)]
+    pub value: Sig,
+    /// Compare operand of AtomicETH.
+    #[shape(64)]
+    pub compare: Sig,
     /// Byte address of the payload in the packet buffer.
     #[shape(c.packet_address_bits())]
     pub address: Sig,
@@ -287,6 +312,9 @@ pub struct Headers {
     #[shape(c.packet_slot_bits())]
     pub slot: Sig,
 }
+
+/// Bits of an [`Action`].
+pub const ACTION: u32 = 4;
 
 /// What place does with a packet.
 #[derive(hdl::HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -307,6 +335,10 @@ pub enum Action {
     Rewind = 6,
     /// Inside place only: payload of a READ response, through the SGEs of the read list.
     Data = 7,
+    /// No payload: the atomic with number `wqe_index` may be executed.
+    Atomic = 8,
+    /// Inside place only: the result of an atomic, in `iova`, through the SGEs of the read list.
+    Value = 9,
 }
 
 /// check's judgement of a request.
@@ -314,7 +346,7 @@ pub enum Action {
 #[bundle(Config)]
 pub struct Verdict {
     /// See [`Action`].
-    #[shape(3)]
+    #[shape(ACTION)]
     pub action: Sig,
     /// Which QP.
     #[shape(c.qp_bits())]
@@ -333,12 +365,12 @@ pub struct Verdict {
     /// AETH syndrome of a NAK.
     #[shape(8)]
     pub syndrome: Sig,
-    /// Where a WRITE goes.
+    /// Where a WRITE goes; the result of an atomic.
     #[shape(64)]
     pub iova: Sig,
     /// The MR asks for relaxed ordering.
     pub relaxed: Sig,
-    /// Receive WQE of a SEND (and of a fatal NAK inside of one: it completes in error if `uses_wqe`); of a READ its number.
+    /// Receive WQE of a SEND (and of a fatal NAK inside of one: it completes in error if `uses_wqe`); of a READ or atomic its number.
     #[shape(INDEX)]
     pub wqe_index: Sig,
     /// `wqe_index` is a receive WQE.
@@ -385,7 +417,10 @@ pub struct Response {
     /// AETH MSN.
     #[shape(PSN)]
     pub msn: Sig,
-    /// Payload bytes (this and the next two of a READ response only).
+    /// Original value of an atomic.
+    #[shape(64)]
+    pub value: Sig,
+    /// Payload bytes (this and the next two of a READ response or the result of an atomic only).
     #[shape(14)]
     pub length: Sig,
     /// Byte address of the payload in the packet buffer.
@@ -404,6 +439,11 @@ pub struct Scatter {
     pub fence: Sig,
     /// Not wanted: `slot` is to be released, nothing else.
     pub discard: Sig,
+    /// The result of an atomic: `value`, not what lies at `address`.
+    pub is_value: Sig,
+    /// It.
+    #[shape(64)]
+    pub value: Sig,
     /// Which QP.
     #[shape(c.qp_bits())]
     pub qp: Sig,
@@ -499,8 +539,12 @@ pub enum ReadClient {
     Place = 2,
     /// Command entries into the command memory.
     Command = 3,
+    /// Operands of atomics into the slots of atomic.
+    Atomic = 4,
 }
 
+/// Bits of a [`ReadClient`].
+pub const CLIENT: u32 = 3;
 /// Bits of a byte address in a client's memory (64 KiB at most).
 pub const READ_ADDRESS: u32 = 16;
 /// Bits of a client's own name for a read.
@@ -532,7 +576,7 @@ pub struct ReadData {
     /// Write in this clock.
     pub valid: Sig,
     /// See [`ReadClient`].
-    #[shape(2)]
+    #[shape(CLIENT)]
     pub client: Sig,
     /// Byte address of the word (low lane bits zero).
     #[shape(READ_ADDRESS)]
@@ -552,7 +596,7 @@ pub struct ReadDone {
     /// A read ended.
     pub valid: Sig,
     /// Whose.
-    #[shape(2)]
+    #[shape(CLIENT)]
     pub client: Sig,
     /// Which.
     #[shape(READ_ID)]
@@ -574,6 +618,11 @@ pub struct PayloadWrite {
     /// Byte address in the packet buffer.
     #[shape(c.packet_address_bits())]
     pub address: Sig,
+    /// `value` is written, 8 bytes, the lowest first; not what lies at `address`.
+    pub is_value: Sig,
+    /// It.
+    #[shape(64)]
+    pub value: Sig,
     /// May pass other writes.
     pub relaxed: Sig,
 }

@@ -19,8 +19,12 @@ use crate::pcie::msix::Msix;
 use crate::pcie::{read::Read, transmit::Transmit, write::Write};
 use crate::prim::fifo::buffer;
 use crate::prim::merge::merge;
-use crate::qp::{DEADLINE, Expect, INDEX, OwedRead, Placed, Record, Requester, State, StateWrite, Tx};
+use crate::qp::{
+    DEADLINE, Executed, Expect, INDEX, Operands, Outcome, OwedRead, Placed, Record, Requester, State,
+    StateWrite, Tx,
+};
 use crate::rx::acknowledge::Acknowledge;
+use crate::rx::atomic::Atomic;
 use crate::rx::check::Check;
 use crate::rx::complete::Complete;
 use crate::rx::notify::Notify;
@@ -34,7 +38,7 @@ use crate::tx::{
 use contract::StageCounter;
 use hdl::{
     Bits, Bundle, Domain, Module, Ports, Sig, Stream, Width, all_of, any_of, cat, constant, high, instance,
-    lit, low, mux, reg_init, when, wire,
+    lit, mux, reg_init, when, wire,
 };
 
 /// The card.
@@ -150,12 +154,6 @@ fn lines(l: Lines, put: &TableWrite, readers: Readers) {
     }
 }
 
-/// Ends a stream that nobody drives.
-fn unused<T: Bundle>(s: &Stream<T>) {
-    s.valid.set(low());
-    s.data.assign_zero();
-}
-
 impl Module for Nic {
     type Io = NicIo;
     fn name(&self) -> String {
@@ -206,7 +204,7 @@ impl Nic {
         // host side
         let bar = instance("bar", &Bar(c.clone()));
         let msix = instance("msix", &Msix(c.clone()));
-        let command = instance("command", &Command { c: c.clone(), initialised: 7 });
+        let command = instance("command", &Command { c: c.clone(), initialised: 8 });
         let read = instance("read", &Read(c.clone()));
         let write = instance("write", &Write(c.clone()));
         let transmit = instance("transmit", &Transmit(c.clone()));
@@ -222,6 +220,7 @@ impl Nic {
         let packet_buffer = instance("packet_buffer", &PacketBuffer(c.clone()));
         let check = instance("check", &Check { config: c.clone() });
         let place = instance("place", &Place { config: c.clone() });
+        let atomic = instance("atomic", &Atomic(c.clone()));
         let acknowledge = instance("acknowledge", &Acknowledge { config: c.clone() });
         let complete = instance("complete", &Complete(c.clone()));
         let notify = instance("notify", &Notify(c.clone()));
@@ -259,6 +258,7 @@ impl Nic {
         read.fetch.take(&fetch.request);
         read.place.take(&place.read);
         read.command.take(&command.read);
+        read.atomic.take(&atomic.read);
         write.payload.take(&place.payload);
         // one order for everything small: an EQE never passes its CQE, nor a message its EQE
         write.complete.take(&merge(
@@ -266,8 +266,7 @@ impl Nic {
             &(),
             &[&complete.write, &notify.write, &msix.write, &command.write],
         ));
-        unused(&write.notify);
-        unused(&write.command);
+        write.atomic.take(&atomic.write);
         transmit.write.take(&write.request);
         transmit.read.take(&read.request);
         transmit.posted_ok.set(io.posted_ok);
@@ -278,6 +277,7 @@ impl Nic {
             (&command.read_data, &command.read_done),
             (&fetch.read_data, &fetch.read_done),
             (&place.read_data, &place.read_done),
+            (&atomic.read_data, &atomic.read_done),
         ] {
             data.assign(&read.data);
             done.assign(&read.done);
@@ -292,7 +292,7 @@ impl Nic {
         };
         schedule.doorbell.assign(&doorbell.wake);
         schedule.fetch.assign(&fetch.wake);
-        schedule.respond.assign(&pulse(&place.wake));
+        schedule.respond.assign(&pulse(&merge("responds", c, &[&place.wake, &atomic.wake])));
         schedule.acknowledge.assign(&pulse(&acknowledge.wake));
         schedule.command.assign(&command.changed);
         schedule.done.take(&segment.done);
@@ -336,6 +336,9 @@ impl Nic {
         acknowledge.placement.take(&place.placement);
         acknowledge.sent.set(segment.tx_write.enable);
         acknowledge.now.set(now);
+        atomic.exchange.take(&place.exchange);
+        place.exchanged.set(atomic.exchanged);
+        atomic.written.set(write.atomic_written);
         // a lost pulse costs a prefetch, not a receive: place reads what it misses
         let posted = Stream::<Wake>::wires(c, "posted");
         posted.valid.set(doorbell.receive.valid);
@@ -373,6 +376,7 @@ impl Nic {
             &check.initialise,
             &place.initialise,
             &acknowledge.initialise,
+            &atomic.initialise,
         ]
         .into_iter()
         .enumerate()
@@ -492,6 +496,26 @@ impl Nic {
             OwedRead::total_width(&()),
             &check.owed_write,
             vec![(check.owed_address, check.owed_word), (segment.owed_address, segment.owed_word)],
+        );
+        state_of(
+            "operands",
+            c.responses,
+            Operands::total_width(&()),
+            &check.operands_write,
+            vec![(atomic.operands_address, atomic.operands_word)],
+        );
+        state_of(
+            "outcomes",
+            c.responses,
+            Outcome::total_width(&()),
+            &atomic.outcome_write,
+            vec![(segment.outcome_address, segment.outcome_word)],
+        );
+        state::<Executed>(
+            c,
+            "executed",
+            &atomic.executed_write,
+            vec![(atomic.executed_address, atomic.executed_word), (segment.read_qp, segment.executed_word)],
         );
         state_of(
             "read_list",
@@ -615,6 +639,7 @@ impl Nic {
             check.idle,
             place.idle,
             acknowledge.idle,
+            atomic.idle,
             complete.idle,
             notify.idle,
             mac.idle,

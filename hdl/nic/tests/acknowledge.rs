@@ -1,7 +1,7 @@
 //! acknowledge, by the interpreter: stories for each rule of retiring, retrying and giving up, both sides of each limit,
 //! and random traffic against a model of the rules.
 //!
-//! Requirements: ERR QPS READ REQ TIM
+//! Requirements: ATOM ERR QPS READ REQ TIM
 
 mod bench;
 
@@ -865,6 +865,35 @@ fn a_response_that_does_not_fit_its_place_is_dropped_by_name_and_costs_nothing()
         b.response(0, 2, ONLY, 88);
         assert_eq!((b.triple(0).1, b.data.last().copied()), (3, Some(Out::Data(0, 0, 512, 88, 2, 0, true))));
     }
+}
+
+#[test]
+fn a_result_that_is_no_atomics_or_data_that_is_no_reads_is_malformed() {
+    const RESULT: u8 = 0x12;
+    let mut b = reading(|_| ());
+    for opcode in [3, 4, 2] {
+        let wqe = b.send_read(0, 8, true);
+        let word = &mut b.rams[4].words[usize::from(wqe)];
+        let mut record = Word::new(RECORD);
+        record.load(word);
+        *word = record.with("opcode", opcode).bits();
+    }
+    b.response(0, 0, ONLY, 8);
+    b.response(0, 0, RESULT, 8);
+    b.response(0, 1, ONLY, 8);
+    b.response(0, 1, RESULT, 8);
+    b.response(0, 2, RESULT, 8);
+    b.response(0, 2, ONLY, 8);
+    assert_eq!(b.rejects, [Reject::ResponseMalformed; 3]);
+    let good = |psn: u8| Out::Data(0, psn.into(), 0, 8, psn, psn.into(), true);
+    assert_eq!(b.data, (0..3).flat_map(|psn| [Out::Discard(psn), good(psn)]).collect::<Vec<_>>());
+    // one that nobody waits for
+    b.response(0, 3, RESULT, 8);
+    assert_eq!(b.rejects.last(), Some(&Reject::ResponseUnexpected));
+    for wqe in 0..3 {
+        b.placement(0, wqe, 0);
+    }
+    assert_eq!(b.done, [(0, 0, 3, 0, 8), (0, 1, 4, 0, 8), (0, 2, 2, 0, 8)]);
 }
 
 #[test]

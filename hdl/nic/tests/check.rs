@@ -18,6 +18,7 @@ const REACK: u64 = 3;
 const NAK: u64 = 4;
 const RESPOND: u64 = 5;
 const REWIND: u64 = 6;
+const ATOMIC: u64 = 8;
 const MASK: u32 = 0xff_ffff;
 
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
@@ -37,6 +38,8 @@ struct Packet {
     syndrome: u8,
     msn: u32,
     imm: u32,
+    value: u64,
+    compare: u64,
     address: u16,
     length: u16,
     slot: u8,
@@ -55,7 +58,7 @@ struct Verdict {
     syndrome: u8,
     iova: u64,
     wqe: Option<u16>,
-    /// Number of a READ.
+    /// Number of a READ or atomic.
     read: u8,
     offset: u32,
     length: u16,
@@ -66,7 +69,10 @@ struct Verdict {
     imm: u32,
 }
 
-/// A READ as it was taken.
+/// What an atomic is to do: where, whether it adds, its operands.
+type Operands = (u64, bool, u64, u64);
+
+/// A READ or atomic as it was taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Read {
     psn: u32,
@@ -75,6 +81,8 @@ struct Read {
     rkey: u32,
     length: u32,
     msn: u32,
+    /// Its number among the atomics.
+    atomic: Option<(u8, Operands)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,8 +92,8 @@ enum Outcome {
     Silent,
 }
 
-/// Address, length, slot of a READ response.
-type Payload = (u16, u16, u8);
+/// Address, length, slot and value of a READ response or the result of an atomic.
+type Payload = (u16, u16, u8, u64);
 
 /// The outcome, the counter, whether the slot came back.
 type Result3 = (Outcome, Option<Reject>, bool);
@@ -128,7 +136,7 @@ enum Class {
     Send,
     Write,
     Read,
-    Closed,
+    Atomic,
 }
 
 impl Model {
@@ -193,13 +201,14 @@ impl Model {
         if response {
             let payload = match p.opcode {
                 0x11 => None,
-                0x12 => return drop(Reject::ResponseUnexpected),
-                _ => Some((p.address, p.length, p.slot)),
+                0x12 => Some((p.address, 8, p.slot, p.value)),
+                _ => Some((p.address, p.length, p.slot, p.value)),
             };
             let fits = match p.opcode {
                 0x0d | 0x0e => length == mtu,
                 0x0f => (1..=mtu).contains(&length),
                 0x10 => length <= mtu,
+                0x12 => length == 0,
                 _ => true,
             };
             if !fits || payload.is_some() && !padded {
@@ -213,14 +222,14 @@ impl Model {
             0..=5 | 0x16 | 0x17 => Class::Send,
             6..=11 => Class::Write,
             12 => Class::Read,
-            _ => Class::Closed,
+            _ => Class::Atomic,
         };
         let opens = matches!(p.opcode, 0 | 4 | 5 | 6 | 10..=0x14 | 0x17);
         let closes = !matches!(p.opcode, 0 | 1 | 6 | 7);
         let imm = matches!(p.opcode, 3 | 5 | 9 | 11);
-        // atomics and SEND with invalidate are not of this version
-        let denied = class == Class::Closed
-            || matches!(p.opcode, 0x16 | 0x17)
+        // SEND with invalidate is not of this version
+        let denied = matches!(p.opcode, 0x16 | 0x17)
+            || class == Class::Atomic && q.rights.access & 8 == 0
             || class == Class::Write && q.rights.access & 2 == 0
             || class == Class::Read && q.rights.access & 4 == 0;
         let shape = match p.opcode {
@@ -238,11 +247,14 @@ impl Model {
             if !shape {
                 return drop(Reject::BadLength);
             }
-            if class == Class::Read {
+            if matches!(class, Class::Read | Class::Atomic) {
                 let kept = q.reads.len().saturating_sub((1usize << q.log_ring).min(16));
                 let into = |r: &Read| p.psn.wrapping_sub(r.psn) & MASK;
                 let hit = (kept..q.reads.len()).rev().find(|i| into(&q.reads[*i]) < q.reads[*i].packets);
                 let same = |r: &Read| {
+                    if r.atomic.is_some() != (class == Class::Atomic) || r.atomic.is_some() {
+                        return r.atomic.is_some() && class == Class::Atomic;
+                    }
                     let skipped = into(r) * mtu;
                     (p.va, p.rkey) == (r.va + u64::from(skipped), r.rkey)
                         && u64::from(p.dma_length) + u64::from(skipped) == u64::from(r.length)
@@ -301,7 +313,7 @@ impl Model {
             return (Outcome::Verdict(v), Some(Reject::ReceiverNotReady), true);
         }
         let unanswered = q.reads.len() - q.answered;
-        if class == Class::Read
+        if matches!(class, Class::Read | Class::Atomic)
             && (unanswered >= usize::from(q.rights.max_dest_rd_atomic) || unanswered >= 1 << q.log_ring)
         {
             return fatal(me, 0x61, Reject::ReadDepth);
@@ -320,10 +332,17 @@ impl Model {
         if !shape || !total_ok {
             return fatal(me, 0x61, Reject::BadLength);
         }
+        if class == Class::Atomic && va % 8 != 0 {
+            return fatal(me, 0x61, Reject::AtomicAlignment);
+        }
         let mut iova = 0;
-        if matches!(class, Class::Write | Class::Read) {
-            let pd = q.rights.pd;
-            match self.key_fault(pd, rkey, va, total, if class == Class::Read { 4 } else { 2 }) {
+        if class != Class::Send {
+            let (total, right) = match class {
+                Class::Atomic => (8, 8),
+                Class::Read => (total, 4),
+                _ => (total, 2),
+            };
+            match self.key_fault(q.rights.pd, rkey, va, total, right) {
                 Ok(at) => iova = at,
                 Err(why) => return fatal(&mut self.qps[p.qpn as usize], 0x62, why),
             }
@@ -334,13 +353,17 @@ impl Model {
         me.epsn = (q.epsn + 1) & MASK;
         me.nak_sent = false;
         me.msn = (q.msn + u32::from(closes)) & MASK;
-        if class == Class::Read {
-            let packets = p.dma_length.div_ceil(mtu).max(1);
+        if matches!(class, Class::Read | Class::Atomic) {
+            let number = me.reads.iter().filter(|r| r.atomic.is_some()).count() as u8;
+            let operands = (iova, p.opcode == 0x14, p.value, p.compare);
+            let atomic = (class == Class::Atomic).then_some((number, operands));
+            let packets = if atomic.is_some() { 1 } else { p.dma_length.div_ceil(mtu).max(1) };
             me.epsn = (q.epsn + packets) & MASK;
             let (va, rkey, length) = (p.va, p.rkey, p.dma_length);
-            me.reads.push(Read { psn: p.psn, packets, va, rkey, length, msn: me.msn });
+            me.reads.push(Read { psn: p.psn, packets, va, rkey, length, msn: me.msn, atomic });
             let read = q.reads.len() as u8;
-            let v = Verdict { action: RESPOND, qp: p.qpn, read, ..Verdict::default() };
+            let action = if atomic.is_some() { ATOMIC } else { RESPOND };
+            let v = Verdict { action, qp: p.qpn, read, ..Verdict::default() };
             return (Outcome::Verdict(v), None, true);
         }
         me.done = offset + u64::from(length);
@@ -385,6 +408,8 @@ struct Bench {
     s: Interpreter,
     rams: Vec<Ram>,
     model: Model,
+    /// Entry and operands last written.
+    operands: Option<(u64, Operands)>,
     clocks: u64,
 }
 
@@ -400,7 +425,7 @@ fn qp(psn: u32) -> Qp {
         rights: QpRights {
             state: QpState::Rts as u8,
             transport: Transport::Rc as u8,
-            access: 7,
+            access: 15,
             path_mtu: 1,
             valid: true,
             pd: 7,
@@ -430,7 +455,7 @@ fn region() -> MrEntry {
     MrEntry {
         valid: true,
         tag: 0x5a,
-        access: 7,
+        access: 15,
         pd: 7,
         va: 0x10_0000,
         length: 0x1_0000,
@@ -466,13 +491,19 @@ impl Bench {
         s.poke("room", 1);
         let mut mrs = vec![MrEntry::default(); c.mrs as usize];
         mrs[3] = region();
-        let mut b = Bench { s, rams, model: Model { qps: vec![qp(0); qps], mrs }, clocks: 0 };
+        let mut b = Bench { s, rams, model: Model { qps: vec![qp(0); qps], mrs }, operands: None, clocks: 0 };
         for i in 0..qps {
             b.start(i, qp(0));
         }
         b
     }
     fn clock(&mut self) {
+        if self.s.peek("operands_write_enable") == 1 {
+            let mut word = Word::new(&[("iova", 64), ("adds", 1), ("value", 64), ("compare", 64)]);
+            word.load(&self.s.peek_bits("operands_write_data"));
+            let operands = (word.get("iova"), word.get("adds") == 1, word.get("value"), word.get("compare"));
+            self.operands = Some((self.s.peek("operands_write_address"), operands));
+        }
         let mut all: Vec<&mut Ram> = self.rams.iter_mut().collect();
         clock(&mut self.s, &mut all);
         self.clocks += 1;
@@ -528,6 +559,8 @@ impl Bench {
             ("syndrome", p.syndrome.into()),
             ("msn", p.msn.into()),
             ("imm", p.imm.into()),
+            ("value", p.value),
+            ("compare", p.compare),
             ("address", p.address.into()),
             ("length", p.length.into()),
             ("slot", p.slot.into()),
@@ -544,7 +577,7 @@ impl Bench {
         let wqe = (get("uses_wqe") == 1).then(|| get("wqe_index") as u16);
         match action {
             REACK => {}
-            RESPOND => v.read = get("wqe_index") as u8,
+            RESPOND | ATOMIC => v.read = get("wqe_index") as u8,
             REWIND => (v.read, v.psn) = (get("wqe_index") as u8, get("psn") as u32),
             NAK => {
                 v.psn = get("psn") as u32;
@@ -594,10 +627,11 @@ impl Bench {
                 out = Outcome::Verdict(self.verdict());
             }
             if self.s.peek("response_valid") == 1 {
+                let value = self.s.peek("response_value");
                 let mut get = |n: &str| self.s.peek(&format!("response_{n}")) as u32;
                 assert_eq!(get("fence"), 0);
                 let opcode = get("opcode") as u8;
-                let payload = (get("address") as u16, get("length") as u16, get("slot") as u8);
+                let payload = (get("address") as u16, get("length") as u16, get("slot") as u8, value);
                 out = Outcome::Response {
                     qp: get("qp"),
                     opcode,
@@ -609,8 +643,8 @@ impl Bench {
             }
             self.clock();
             if n >= 3 && self.s.peek("idle") == 1 {
-                // only what may be a duplicate READ takes longer
-                assert!(n == 3 || p.opcode == 0x0c && n <= 19, "{n} clocks: {p:?}");
+                // only what may be a duplicate READ or atomic takes longer
+                assert!(n == 3 || matches!(p.opcode, 0x0c | 0x13 | 0x14) && n <= 19, "{n} clocks: {p:?}");
                 break;
             }
         }
@@ -622,7 +656,7 @@ impl Bench {
         let want = self.model.judge(p, room);
         let got = self.judge(p);
         assert_eq!(got, want, "{p:?}");
-        if matches!(got.0, Outcome::Verdict(v) if v.action == RESPOND) {
+        if matches!(got.0, Outcome::Verdict(v) if v.action == RESPOND || v.action == ATOMIC) {
             let q = &self.model.qps[p.qpn as usize];
             let n = q.reads.len() - 1;
             let at = 0x40 * p.qpn as usize + (n & ((1 << q.log_ring) - 1));
@@ -636,6 +670,11 @@ impl Bench {
                 rkey: kept.get("rkey") as u32,
                 length: kept.get("length") as u32,
                 msn: kept.get("msn") as u32,
+                atomic: (kept.get("is_atomic") == 1).then(|| {
+                    let (entry, operands) = self.operands.expect("operands are written");
+                    assert_eq!(entry, at as u64);
+                    (kept.get("number") as u8, operands)
+                }),
             };
             assert_eq!((kept.get("index"), read), (n as u64 & 0xff, want));
         }
@@ -708,7 +747,7 @@ fn a_duplicate_is_acknowledged_again_and_a_faulty_one_is_dropped() {
     b.expect(&packet(0x04, 0, 5));
     assert_eq!(action(&b.expect(&packet(0x04, 0, 5))), REACK);
     assert_eq!(b.expect(&packet(0x04, 0, 257)).1, Some(Reject::BadLength));
-    assert_eq!(b.expect(&packet(0x13, 0, 0)).1, Some(Reject::AccessDenied));
+    assert_eq!(b.expect(&packet(0x17, 0, 0)).1, Some(Reject::AccessDenied));
     // nothing of it moved the QP
     assert_eq!(action(&b.expect(&packet(0x04, 1, 5))), SEND);
 }
@@ -902,7 +941,7 @@ fn what_the_qp_may_not_do_is_an_invalid_request() {
 #[test]
 fn what_cannot_be_believed_is_dropped_without_an_answer() {
     type Change = fn(&mut Qp, &mut Packet);
-    let table: [(Change, Reject); 22] = [
+    let table: [(Change, Reject); 21] = [
         (|_, p| p.opcode = 0x15, Reject::UnknownOpcode),
         (|_, p| p.opcode = 0x18, Reject::UnknownOpcode),
         (|_, p| p.opcode = 0xff, Reject::UnknownOpcode),
@@ -923,7 +962,6 @@ fn what_cannot_be_believed_is_dropped_without_an_answer() {
         (|_, p| p.pkey = 0xfffe, Reject::BadPkey),
         (|q, p| (q.rights.pkey, p.pkey) = (0x7fff, 0x7fff), Reject::BadPkey),
         (|q, p| (q.rights.pkey, p.pkey) = (0x8000, 0x8000), Reject::BadPkey),
-        (|_, p| p.opcode = 0x12, Reject::ResponseUnexpected),
         (|q, p| (q.rights.state, p.opcode) = (2, 0x11), Reject::WrongQpState),
     ];
     for (i, (change, want)) in table.into_iter().enumerate() {
@@ -1058,6 +1096,96 @@ fn a_duplicate_read_asks_again_for_what_is_kept_from_any_of_its_packets_to_its_e
     assert_eq!(b.expect(&again(4, 0)), dropped);
 }
 
+/// An atomic on the first bytes of the region.
+fn atomic(opcode: u8, psn: u32) -> Packet {
+    Packet { value: 0x1122_3344_5566_7788, compare: 0x99aa_bbcc_ddee_ff00, ..packet(opcode, psn, 0) }
+}
+
+#[test]
+fn an_atomic_takes_one_psn_and_the_next_place_of_the_ring_with_its_operands() {
+    let mut b = Bench::new();
+    for (n, opcode) in [0x13, 0x14, 0x0c, 0x13].into_iter().enumerate() {
+        b.model.qps[0].answered = n;
+        b.load();
+        let p = Packet { va: 0x10_0008, ..atomic(opcode, n as u32) };
+        let r = b.expect(&p);
+        let Outcome::Verdict(v) = r.0 else { panic!("{r:?}") };
+        assert_eq!((v.action, v.read, r.2), (if n == 2 { RESPOND } else { ATOMIC }, n as u8, true));
+        if n != 2 {
+            let (_, operands) = b.operands.unwrap();
+            assert_eq!(operands, (0x7700_0008, n == 1, 0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00));
+        }
+    }
+    // READs and atomics share the places
+    b.model.qps[0].answered = 0;
+    b.load();
+    let r = b.expect(&atomic(0x14, 4));
+    assert_eq!((syndrome(r).0, r.1), (0x61, Some(Reject::ReadDepth)));
+}
+
+#[test]
+fn an_atomic_is_judged_by_right_alignment_and_key_in_this_order() {
+    // right of the QP, address, key
+    for (access, va, rkey, want) in [
+        (7, 0x10_0001, KEY ^ 1, Some((0x61, Reject::AccessDenied))),
+        (15, 0x10_0004, KEY ^ 1, Some((0x61, Reject::AtomicAlignment))),
+        (15, 0x10_0008, KEY ^ 1, Some((0x62, Reject::RkeyTag))),
+        (15, 0x11_0000, KEY, Some((0x62, Reject::RkeyBounds))),
+        (15, 0x10_fff8, KEY, None),
+    ] {
+        let mut b = Bench::new();
+        b.model.qps[0].rights.access = access;
+        b.load();
+        let r = b.expect(&Packet { va, rkey, ..atomic(0x13, 0) });
+        assert_eq!(r.1, want.map(|w| w.1));
+        if let Some((code, _)) = want {
+            assert_eq!(syndrome(r), (code, 0, true));
+        }
+    }
+    let mut b = Bench::new();
+    b.model.mrs[3].access = 7;
+    b.load();
+    assert_eq!(b.expect(&atomic(0x14, 0)).1, Some(Reject::RkeyRights));
+    // a region whose pages are not where the peer's addresses say: no 8 bytes are written at once
+    let mut b = Bench::new();
+    b.model.mrs[3].iova += 4;
+    b.load();
+    let r = b.judge(&atomic(0x14, 0));
+    assert_eq!((syndrome(r), r.1), ((0x62, 0, true), Some(Reject::RkeyBounds)));
+}
+
+#[test]
+fn a_duplicate_atomic_asks_for_what_is_kept_whatever_its_operands_and_key() {
+    let mut b = Bench::new();
+    for n in 0..6 {
+        b.expect(&if n == 3 { read(n, 5) } else { atomic(0x14, n) });
+        b.model.qps[0].answered = n as usize + 1;
+        b.load();
+    }
+    let dropped = (Outcome::Silent, Some(Reject::Duplicate), true);
+    for n in 0..6 {
+        let r = b.expect(&Packet { rkey: 0, va: 3, ..atomic(0x13, n) });
+        match r.0 {
+            Outcome::Verdict(v) if [2, 4, 5].contains(&n) => {
+                assert_eq!((v.action, v.read, v.psn), (REWIND, n as u8, n))
+            }
+            _ => assert_eq!(r, dropped, "{n}: overwritten, or a READ"),
+        }
+    }
+    assert_eq!(b.expect(&read(2, 5)), dropped, "an atomic has that PSN");
+}
+
+#[test]
+fn the_result_of_an_atomic_goes_to_acknowledge_with_its_slot() {
+    let mut b = Bench::new();
+    let p = Packet { syndrome: 0x1f, msn: 5, value: u64::MAX - 5, ..packet(0x12, 7, 0) };
+    let r = b.expect(&p);
+    let Outcome::Response { payload, .. } = r.0 else { panic!("{r:?}") };
+    assert_eq!((payload, r.1, r.2), (Some((0x1234, 8, 9, u64::MAX - 5)), None, false));
+    let r = b.expect(&Packet { length: 4, ..p });
+    assert_eq!(r, (Outcome::Silent, Some(Reject::BadLength), true));
+}
+
 #[test]
 fn an_acknowledgement_goes_to_acknowledge() {
     let mut b = Bench::new();
@@ -1080,7 +1208,7 @@ fn a_read_response_takes_its_slot_along_if_its_payload_is_what_the_opcode_says()
             let p = Packet { syndrome: 0x1f, msn: 5, ..packet(opcode, 0x1234, length) };
             let r = b.expect(&p);
             let Outcome::Response { payload, .. } = r.0 else { panic!("{opcode:#x} {length}: {r:?}") };
-            assert_eq!((payload, r.1, r.2), (Some((0x1234, length, 9)), None, false));
+            assert_eq!((payload, r.1, r.2), (Some((0x1234, length, 9, 0)), None, false));
             let r = b.expect(&Packet { pad: p.pad ^ 1, ..p });
             assert_eq!(r, (Outcome::Silent, Some(Reject::BadLength), true), "{opcode:#x} {length}");
         }
@@ -1184,7 +1312,7 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
     let full = matches!(opcode, 0 | 1 | 6 | 7);
     let length = match (full, q.open) {
         (true, _) => mtu,
-        _ if opcode == 0x0c => 0,
+        _ if matches!(opcode, 0x0c | 0x13 | 0x14) => 0,
         (_, Open::Write { remaining, .. }) => remaining as u16,
         _ => pick.below(u64::from(mtu)) as u16 + u16::from(matches!(opcode, 2 | 3)),
     };
@@ -1200,7 +1328,9 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
         length,
         pad: (length.wrapping_neg() & 3) as u8,
         dma_length,
-        va: 0x10_0000 + pick.below(0xf000),
+        va: (0x10_0000 + pick.below(0xf000)) & if opcode >= 0x13 { !7 } else { !0 },
+        value: pick.word(),
+        compare: pick.word(),
         ack_req: pick.one_in(2),
         solicited: pick.one_in(2),
         imm: pick.word() as u32,
@@ -1210,7 +1340,7 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
         msn: pick.word() as u32 & MASK,
         ..packet(0, 0, 0)
     };
-    if opcode == 0x0c && !q.reads.is_empty() && pick.one_in(2) {
+    if matches!(opcode, 0x0c | 0x13 | 0x14) && !q.reads.is_empty() && pick.one_in(2) {
         // one of the last again, whole or from its middle
         let r = q.reads[q.reads.len() - 1 - pick.below(q.reads.len().min(20) as u64) as usize];
         let skip = pick.below(u64::from(r.packets)) as u32;

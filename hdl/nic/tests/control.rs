@@ -240,8 +240,7 @@ fn the_card_counts_every_refusal_and_every_event_of_the_contract() {
     let text = elaborate(&Nic(Config::small())).unwrap().verilog(Style::default());
     let counted = |name: String| text.contains(&format!(" {name};"));
     let rejects = Reject::ALL.iter().filter(|r| !counted(format!("pending_reject_{}", r.code())));
-    // the card does no atomics yet
-    assert_eq!(rejects.collect::<Vec<_>>(), [&Reject::AtomicAlignment]);
+    assert_eq!(rejects.collect::<Vec<_>>(), [&Reject::BadFcs; 0]);
     let events = StageCounter::ALL.iter().filter(|e| !counted(format!("pending_stage_{}", e.code())));
     assert_eq!(events.collect::<Vec<_>>(), [&StageCounter::TxFrames; 0]);
 }

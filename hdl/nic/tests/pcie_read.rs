@@ -98,7 +98,7 @@ struct Bench {
     request_of_10: u64,
     answers: VecDeque<Answer>,
     hold: bool,
-    waiting: [VecDeque<Req>; 4],
+    waiting: [VecDeque<Req>; 5],
     open: HashMap<(usize, u64), Req>,
     /// Which host byte each client byte waits for.
     owed: Vec<Vec<Option<u64>>>,
@@ -157,8 +157,8 @@ impl Bench {
             hold: false,
             waiting: Default::default(),
             open: HashMap::new(),
-            owed: vec![vec![None; 65536]; 4],
-            got: vec![vec![false; 65536]; 4],
+            owed: vec![vec![None; 65536]; 5],
+            got: vec![vec![false; 65536]; 5],
             tlps: VecDeque::new(),
             sending: None,
             reads: vec![],
@@ -315,7 +315,7 @@ impl Bench {
     fn step(&mut self) {
         let why = format!("seed {} cycle {}", self.seed, self.cycle);
         self.sim.poke("now", self.cycle);
-        for (i, name) in ["gather", "fetch", "place", "command"].iter().enumerate() {
+        for (i, name) in ["gather", "fetch", "place", "command", "atomic"].iter().enumerate() {
             let front = self.waiting[i].front().copied();
             self.sim.poke(&format!("{name}_valid"), u64::from(front.is_some()));
             if let Some(r) = front {
@@ -345,7 +345,7 @@ impl Bench {
         let ready = self.pick.below(10) < self.request_of_10;
         self.sim.poke("request_ready", u64::from(ready));
         // whose turn it is depends on who asks: only now is it known (and every peek after a poke costs)
-        for (i, name) in ["gather", "fetch", "place", "command"].iter().enumerate() {
+        for (i, name) in ["gather", "fetch", "place", "command", "atomic"].iter().enumerate() {
             if !self.waiting[i].is_empty() && self.sim.peek(&format!("{name}_ready")) == 1 {
                 let r = self.waiting[i].pop_front().expect("not empty");
                 self.accepted.push((self.cycle, i, r.id));
@@ -535,9 +535,9 @@ fn random_reads_of_up_to_4096_bytes_come_back_whole_at_every_bus_setting() {
         b.bus(mrrs, rcb);
         b.split = [Split::Random, Split::Every, Split::Whole][seed as usize % 3];
         b.largest = [128, 256, 512][seed as usize / 3 % 3];
-        let mut next = [0u64; 4];
+        let mut next = [0u64; 5];
         for n in 0..24u64 {
-            let client = b.pick.below(4) as usize;
+            let client = b.pick.below(5) as usize;
             let length = match b.pick.below(4) {
                 0 => 1 + b.pick.below(64),
                 1 => 4096 - b.pick.below(4),
@@ -634,17 +634,17 @@ fn tags_stay_below_32_until_extended_tags_are_enabled() {
 fn clients_take_turns_and_each_is_served_in_order() {
     let mut b = Bench::new(small(), 6);
     for n in 0..12 {
-        for client in 0..4 {
+        for client in 0..5 {
             b.ask(req(client, 0x9000, 64, n * 64, n));
         }
     }
     b.settle();
-    for client in 0..4 {
+    for client in 0..5 {
         let ids: Vec<u64> = b.accepted.iter().filter(|a| a.1 == client).map(|a| a.2).collect();
         assert_eq!(ids, (0..12).collect::<Vec<_>>());
     }
     let order: Vec<usize> = b.accepted.iter().map(|a| a.1).collect();
-    assert!(order.windows(4).all(|w| (0..4).all(|c| w.contains(&c))), "{order:?}");
+    assert!(order.windows(5).all(|w| (0..5).all(|c| w.contains(&c))), "{order:?}");
 }
 
 fn throughput(iova: u64, address: u64, bytes: u64, largest: u64) -> (usize, u64, u64) {

@@ -1,7 +1,7 @@
 //! place, by the interpreter: payload through receive WQEs against a model of the walk, the owed tails, CQEs and events,
 //! misses and fences, with a host memory whose reads end late, in any order, or badly.
 //!
-//! Requirements: CMD ERR MEM QUE READ RESP
+//! Requirements: ATOM CMD ERR MEM QUE READ RESP
 
 mod bench;
 
@@ -20,6 +20,7 @@ const REACK: u64 = 3;
 const NAK: u64 = 4;
 const RESPOND: u64 = 5;
 const REWIND: u64 = 6;
+const ATOMIC: u64 = 8;
 const QPS: usize = 4;
 const RQ_BASE: u64 = 0x9000_0000;
 const LOG_DEPTH: u8 = 4;
@@ -112,6 +113,8 @@ struct Bench {
     rejects: Vec<Reject>,
     fences: u32,
     stalls: u64,
+    /// QP, entry, pieces written by then.
+    exchanges: Vec<(u32, u64, usize)>,
     reads: u32,
     dropped: Vec<Verdict>,
 }
@@ -170,6 +173,7 @@ impl Bench {
         rams[5].words[2] = Bits::from_bytes(256, &region.pack());
         rams[5].words[3] = Bits::from_bytes(256, &MrEntry { access: 2, ..region }.pack());
         reset(&mut s);
+        s.poke("exchange_ready", 1);
         let mut b = Bench {
             s,
             rams,
@@ -197,6 +201,7 @@ impl Bench {
             rejects: vec![],
             fences: 0,
             stalls: 0,
+            exchanges: vec![],
             reads: 0,
             dropped: vec![],
         };
@@ -393,6 +398,10 @@ impl Bench {
         if moves(s, "event") {
             assert_eq!((s.peek("event_kind"), s.peek("event_eq")), (2, 0));
             self.events.push((s.peek("event_object"), s.peek("event_event")));
+        }
+        if moves(s, "exchange") {
+            let told = (s.peek("exchange_qp") as u32, s.peek("exchange_entry"), self.written);
+            self.exchanges.push(told);
         }
         if moves(s, "wake") {
             self.wakes.push(s.peek("wake_qp") as u32);
@@ -716,6 +725,56 @@ fn read(qp: u32, psn: u32, read: u16) -> Verdict {
 }
 fn rewind(qp: u32, psn: u32, number: u16) -> Verdict {
     Verdict { action: REWIND, ..read(qp, psn, number) }
+}
+
+#[test]
+fn an_atomic_goes_on_when_everything_before_it_is_written_and_nothing_of_its_qp_is_written_meanwhile() {
+    let mut b = Bench::new(5);
+    b.write_latency = 60;
+    for qp in 0..QPS {
+        let mut queues = QpQueues::unpack(&b.rams[1].words[qp].to_bytes().try_into().unwrap());
+        (queues.response_base, queues.response_log_size) = (16 * qp as u16, 4);
+        b.rams[1].words[qp] = Bits::from_bytes(256, &queues.pack());
+    }
+    let write = |qp, psn| Verdict {
+        action: WRITE,
+        qp,
+        psn,
+        first: true,
+        last: true,
+        iova: 0x7000 + u64::from(psn),
+        length: 64,
+        ..Verdict::default()
+    };
+    let atomic = |qp, psn, number| Verdict { action: ATOMIC, ..read(qp, psn, number) };
+    b.offers.extend([write(1, 100), atomic(1, 101, 0x35), atomic(1, 102, 0x36)]);
+    b.run(200);
+    assert_eq!(b.exchanges, [(1, 16 + 5, 1), (1, 16 + 6, 1)]);
+    let placed = b.placed(1);
+    assert_eq!((placed.get("msn"), placed.get("res_head"), placed.get("psn")), (3, 0x37, 100));
+    assert_eq!(b.wakes, [], "its answer is not there yet");
+    // another QP goes on, its own does not, and what is behind that waits with it; READs and atomics do not
+    b.offers.extend([write(2, 100), read(1, 103, 0x37), atomic(1, 104, 0x38), write(1, 105), write(2, 101)]);
+    b.run(300);
+    assert_eq!(b.pieces.iter().map(|p| p.0).collect::<Vec<_>>(), [0x7000 + 100, 0x7000 + 100]);
+    assert_eq!(b.exchanges.len(), 3);
+    for left in (0..3).rev() {
+        b.s.poke("exchanged", 1);
+        b.clock();
+        b.s.poke("exchanged", 0);
+        b.run(100);
+        assert_eq!(b.pieces.len(), if left > 0 { 2 } else { 4 });
+    }
+    // a fence waits for atomics
+    b.offers.extend([atomic(3, 100, 0), Verdict { action: FENCE, ..Verdict::default() }]);
+    b.responses.push_back(Scatter { fence: true, ..Scatter::default() });
+    b.run(100);
+    assert_eq!(b.fences, 0);
+    b.s.poke("exchanged", 1);
+    b.clock();
+    b.s.poke("exchanged", 0);
+    b.settle();
+    assert_eq!(b.fences, 1);
 }
 
 #[test]

@@ -121,6 +121,8 @@ impl Rig {
                 reth: (reth != (0, 0, 0)).then_some(reth),
                 aeth: (aeth != (0, 0)).then_some(aeth),
                 imm: (imm != [0; 4]).then_some(imm),
+                value: get("value"),
+                compare: get("compare"),
                 ..Said::default()
             };
             let vlan = s.peek("headers_vlan") as u16;
@@ -184,11 +186,6 @@ fn expected(frame: &[u8]) -> Said {
     said.tag = said.tag.map(|tag| tag & 0xfff).filter(|vlan| *vlan != 0);
     // not handed on
     (said.dest_mac, said.source_mac, said.tos, said.ttl, said.source_port) = (0, 0, 0, 0, 0);
-    // atomics: address and key are handed on
-    if matches!(said.opcode, 0x13 | 0x14) {
-        let be = |at: usize, n: usize| frame[at..at + n].iter().fold(0u64, |v, b| v << 8 | u64::from(*b));
-        said.reth = Some((be(54, 8), be(62, 4) as u32, 0));
-    }
     said.reth = said.reth.filter(|r| *r != (0, 0, 0));
     said.aeth = said.aeth.filter(|r| *r != (0, 0));
     said.imm = said.imm.filter(|r| *r != [0; 4]);

@@ -356,6 +356,8 @@ impl Module for Front {
         io.data.take(&segment.data);
         io.control.take(&segment.control);
         segment.owed_word.set(0);
+        segment.outcome_word.set(0);
+        segment.executed_word.set(0);
         segment.gone.set(io.data.moves());
         segment.kick.ready.set(1);
         segment.fault.ready.set(1);

@@ -9,7 +9,7 @@ use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::tx::segment::{Segment, WINDOW};
 use std::collections::BTreeMap;
-use txkit::{Choices, OwedRead, Placed, Record, Requester, Tx, field, lint, reset, wide};
+use txkit::{Choices, Outcome, OwedRead, Placed, Record, Requester, Tx, field, lint, reset, wide};
 
 const PSN: u64 = 0xff_ffff;
 
@@ -27,6 +27,8 @@ struct Packet {
     dma_length: u64,
     syndrome: u64,
     msn: u64,
+    value: u64,
+    compare: u64,
     responds: bool,
     /// Address, length and key of the first SGE.
     sge: (u64, u64, u64),
@@ -43,6 +45,9 @@ struct Bench {
     queues: Vec<QpQueues>,
     records: BTreeMap<u64, Record>,
     owed: BTreeMap<u64, OwedRead>,
+    outcomes: BTreeMap<u64, Outcome>,
+    /// Atomics executed.
+    executed: Vec<u64>,
     /// Packets in gather, and whether they stay there.
     inside: u64,
     held: bool,
@@ -91,6 +96,8 @@ impl Bench {
             queues,
             records: BTreeMap::new(),
             owed: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+            executed: vec![0; n],
             inside: 0,
             held: false,
             lists: vec![],
@@ -182,6 +189,8 @@ impl Bench {
                 dma_length: get("dma_length"),
                 syndrome: get("syndrome"),
                 msn: get("msn"),
+                value: get("value"),
+                compare: get("compare"),
                 responds: responds == 1,
                 sge: (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32)),
                 va: get("va"),
@@ -200,8 +209,11 @@ impl Bench {
         self.retransmits += s.peek("retransmit");
         let q = s.peek("read_qp") as usize;
         let owed = self.owed.get(&s.peek("owed_address")).copied().unwrap_or_default();
+        let outcome = self.outcomes.get(&s.peek("outcome_address")).copied().unwrap_or_default();
         s.clock();
         s.poke_bits("owed_word", &owed.pack());
+        s.poke_bits("outcome_word", &outcome.pack());
+        s.poke("executed_word", self.executed[q]);
         s.poke_bits("tx_word", &self.tx[q].pack());
         s.poke_bits("requester_word", &self.requester[q].pack());
         s.poke_bits("placed_word", &self.placed[q].pack());
@@ -272,12 +284,29 @@ impl Bench {
         let index = self.placed[q].res_head;
         let last_psn = psn + length.div_ceil(128 << self.rights[q].path_mtu).max(1) - 1;
         let (va, rkey, msn) = (0x5_0000_0000 + psn * 7, 0x0abc_de00 + index, 100 + index);
-        let entry = OwedRead { index, first_psn: psn, last_psn: last_psn & PSN, va, rkey, length, msn };
+        let last_psn = last_psn & PSN;
+        let entry =
+            OwedRead { index, first_psn: psn, last_psn, va, rkey, length, msn, ..OwedRead::default() };
         let queues = &self.queues[q];
         let at = u64::from(queues.response_base) + (index & ((1 << queues.response_log_size) - 1));
         self.owed.insert(at, entry);
         self.placed[q].res_head = (index + 1) & 0xff;
         (last_psn + 1) & PSN
+    }
+
+    /// check and place have taken an atomic of the peer, the `number`th; the PSN behind it.
+    fn atomic(&mut self, q: usize, psn: u64, number: u64) -> u64 {
+        let next = self.read(q, psn, 0);
+        let entry = self.owed.values_mut().find(|e| e.first_psn == psn).expect("just taken");
+        (entry.is_atomic, entry.number) = (1, number);
+        next
+    }
+
+    /// It is executed.
+    fn execute(&mut self, q: usize, psn: u64, outcome: Outcome) {
+        let (at, _) = self.owed.iter().find(|(_, e)| e.first_psn == psn).expect("it was taken");
+        self.outcomes.insert(*at, outcome);
+        self.executed[q] = (self.executed[q] + 1) & 0xff;
     }
 
     /// A duplicate READ came through place.
@@ -395,6 +424,37 @@ fn reader(limit: u8) -> Bench {
 fn asked(packets: &[Packet]) -> Vec<(u64, u64, u64, u64)> {
     let of = |p: &Packet| (p.opcode, p.psn, p.dma_length, p.va.wrapping_sub(0x7fff_0000_0123));
     packets.iter().map(of).collect()
+}
+
+#[test]
+fn an_atomic_is_a_read_of_eight_bytes_with_its_operands_in_the_request() {
+    let mut b = reader(3);
+    b.start_at(0, 0xff_fffe, 7);
+    for opcode in [5, 6, 5, 6] {
+        b.post(0, SendWqe { opcode, ..read(8) });
+    }
+    b.run(0);
+    // the fourth waits: READs and atomics share max_rd_atomic
+    let sent: Vec<_> = b.packets.iter().map(|p| (p.opcode, p.psn, p.va, p.length, p.ack_req)).collect();
+    let va = 0x7fff_0000_0123;
+    assert_eq!(
+        sent,
+        [(0x13, 0xff_fffe, va, 0, true), (0x14, 0xff_ffff, va, 0, true), (0x13, 0, va, 0, true)]
+    );
+    // the bench fills bytes 48..64 of a WQE, the place of the operands, with twos
+    assert!(b.packets.iter().all(|p| (p.value, p.compare) == (0x0202_0202_0202_0202, 0x0202_0202_0202_0202)));
+    assert_eq!(b.lists.iter().map(|l| l.0).collect::<Vec<_>>(), [64, 65, 66]);
+    assert!(b.lists.iter().all(|l| field(&l.1, 128, 64) == 0), "the operands are no SGE");
+    for (i, opcode) in [3, 4, 3].into_iter().enumerate() {
+        let record = b.records[&(7 + i as u64)];
+        assert_eq!((record.opcode, record.is_read, record.length), (opcode, 1, 8));
+    }
+    // replay repeats it
+    b.packets.clear();
+    b.requester[0].epoch = 1;
+    b.run(0);
+    assert_eq!(b.packets.iter().map(|p| p.opcode).collect::<Vec<_>>(), [0x13, 0x14, 0x13]);
+    assert_eq!(b.lists.len(), 3);
 }
 
 #[test]
@@ -1110,10 +1170,14 @@ fn nothing_is_sent_while_any_condition_forbids_it() {
 #[test]
 fn every_kind_of_bad_wqe_is_recorded_and_halts_what_follows() {
     let good = write(100);
-    let kinds: [(SendWqe, Option<u16>, bool, Reject); 9] = [
+    let kinds: [(SendWqe, Option<u16>, bool, Reject); 13] = [
         (good, None, true, Reject::SqFetchFailed),
         (good, Some(77), false, Reject::WqeIndex),
         (SendWqe { opcode: 4, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 5, ..write(8) }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 7, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 6, ..write(4) }, None, false, Reject::WqeLength),
+        (SendWqe { opcode: 5, num_sge: 2, ..write(8) }, None, false, Reject::WqeLength),
         (SendWqe { opcode: 9, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { opcode: 255, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { inline: true, ..good }, None, false, Reject::WqeLength),
@@ -1124,6 +1188,8 @@ fn every_kind_of_bad_wqe_is_recorded_and_halts_what_follows() {
     for (wqe, index, failed, reject) in kinds {
         let mut b = Bench::new();
         b.start_at(9, 0x500, 3);
+        // a length is looked at where READs and atomics may be sent at all
+        b.rights[9].max_rd_atomic = u8::from(reject == Reject::WqeLength);
         b.post(9, write(2000));
         let bad = b.post(9, wqe);
         let slot = b.wqes[9].get_mut(&bad).unwrap();
@@ -1401,6 +1467,68 @@ fn random_messages_losses_and_acknowledgements_follow_the_model() {
         }
         assert!(m.assigned.len() > 20, "seed {seed}: the story moved");
     }
+}
+
+/// What left on `data`, as opcode, PSN, syndrome, MSN and value.
+fn answers(b: &Bench) -> Vec<(u64, u64, u64, u64, u64)> {
+    b.packets.iter().map(|p| (p.opcode, p.psn, p.syndrome, p.msn, p.value)).collect()
+}
+
+#[test]
+fn the_result_of_an_atomic_waits_for_its_execution_and_nothing_passes_it() {
+    let mut b = Bench::new();
+    b.start_at(0, 0x100, 0);
+    let next = b.read(0, 0x700, 10);
+    let next = b.atomic(0, next, 0);
+    let next = b.read(0, next, 10);
+    let next = b.atomic(0, next, 1);
+    // and an ACK for a SEND behind all of it
+    b.placed[0] = Placed { tail_seq: 1, tail_syndrome: 0x1f, tail_psn: next, tail_msn: 9, ..b.placed[0] };
+    b.run(0);
+    assert_eq!(answers(&b), [(0x10, 0x700, 0x1f, 100, 0)]);
+    b.execute(0, 0x701, Outcome { failed: 0, original: 0x0123_4567_89ab_cdef });
+    b.run(0);
+    let second = (0x12, 0x701, 0x1f, 101, 0x0123_4567_89ab_cdef);
+    assert_eq!(answers(&b)[1..], [second, (0x10, 0x702, 0x1f, 102, 0)]);
+    assert_eq!((b.packets[1].length, b.packets[1].responds), (0, false));
+    assert_eq!(b.responses, []);
+    b.execute(0, 0x703, Outcome { failed: 0, original: 5 });
+    b.run(0);
+    assert_eq!(answers(&b)[3..], [(0x12, 0x703, 0x1f, 103, 5)]);
+    assert_eq!(b.responses.iter().map(|p| p.psn).collect::<Vec<_>>(), [next]);
+    assert_eq!((b.tx[0].res_cursor, b.tx[0].res_sent), (4, 4));
+    // a duplicate gets the same again
+    b.packets.clear();
+    b.ask_again(0, 1, 0x701);
+    b.run(0);
+    assert_eq!(answers(&b)[0], second);
+}
+
+#[test]
+fn the_count_of_executed_atomics_wraps() {
+    let mut b = Bench::new();
+    b.start_at(0, 0x100, 0);
+    for n in 0..600u64 {
+        b.atomic(0, 0x700 + n, n & 0xff);
+        b.run(0);
+        assert_eq!(b.packets.len() as u64, n, "it is not executed");
+        b.execute(0, 0x700 + n, Outcome { failed: 0, original: n });
+        b.run(0);
+        assert_eq!(answers(&b)[n as usize].4, n);
+        b.owed.clear();
+    }
+}
+
+#[test]
+fn an_atomic_whose_memory_could_not_be_read_is_refused_and_acknowledge_is_told() {
+    let mut b = Bench::new();
+    b.start_at(6, 0x100, 0);
+    b.atomic(6, 0x700, 0);
+    b.execute(6, 0x700, Outcome { failed: 1, original: 0xdead });
+    b.run(6);
+    let packet = b.packets[0].clone();
+    assert_eq!((packet.opcode, packet.psn, packet.syndrome), (0x11, 0x700, 0x63));
+    assert_eq!(b.faults.iter().map(|f| (f.0, f.2)).collect::<Vec<_>>(), [(6, WcStatus::RemOpErr as u64)]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! The read engine: four clients read host memory through one pool of tags.
+//! The read engine: five clients read host memory through one pool of tags.
 //!
 //! ```text
-//! gather, fetch, place, command -ReadRequest-> walk > piece > need > fire -MRd-> request
+//! gather, fetch, place, command, atomic -ReadRequest-> walk > piece > need > fire -MRd-> request
 //!                    completions  -TlpBeat-> rc > enter > judge > lay -ReadData-> everybody
 //!                                                                  \-> end -ReadDone-> everybody
 //! ```
@@ -32,7 +32,9 @@
 //! Requirements: CARD PCIE
 
 use crate::config::Config;
-use crate::flow::{Count, PcieConfig, READ_ADDRESS, READ_ID, ReadData, ReadDone, ReadRequest, TlpBeat};
+use crate::flow::{
+    CLIENT, Count, PcieConfig, READ_ADDRESS, READ_ID, ReadData, ReadDone, ReadRequest, TlpBeat,
+};
 use crate::pcie::header::{MemoryRequest, memory_header};
 use crate::pcie::transmit::block_mask;
 use crate::prim::fifo::Fifo;
@@ -73,6 +75,9 @@ pub struct ReadIo {
     /// Reads of `ReadClient::Command`.
     #[sink]
     pub command: Stream<ReadRequest>,
+    /// Reads of `ReadClient::Atomic`.
+    #[sink]
+    pub atomic: Stream<ReadRequest>,
     /// MRd TLPs, one beat each.
     #[source(c.0.clone())]
     pub request: Stream<TlpBeat>,
@@ -112,7 +117,7 @@ struct Piece {
     /// Its request.
     #[shape(c.tag_bits())]
     slot: Sig,
-    #[shape(2)]
+    #[shape(CLIENT)]
     client: Sig,
     #[shape(c.clone())]
     rest: Rest,
@@ -136,7 +141,7 @@ struct Rest {
 /// What a request slot stands for.
 #[derive(Bundle, Clone, Copy, Debug)]
 struct Request {
-    #[shape(2)]
+    #[shape(CLIENT)]
     client: Sig,
     #[shape(READ_ID)]
     id: Sig,
@@ -202,11 +207,12 @@ impl Module for Read {
         let rcb_128 = reg_init("rcb_128", 1, 0);
 
         // --- accept: the next client's request becomes the one that is walked
-        let clients = [&io.gather, &io.fetch, &io.place, &io.command];
+        let clients = [&io.gather, &io.fetch, &io.place, &io.command, &io.atomic];
         let slot = reg_init("slot", tag_bits, 0);
         let slot_ready = reg_init("slot_ready", 1, 0);
-        let last_client = reg_init("last_client", 2, 0);
-        let wanting = cat(&[io.command.valid, io.place.valid, io.fetch.valid, io.gather.valid]);
+        let last_client = reg_init("last_client", CLIENT, 0);
+        let wanting =
+            cat(&[io.atomic.valid, io.command.valid, io.place.valid, io.fetch.valid, io.gather.valid]);
         let picked = round_robin(wanting, last_client).named("picked");
         let walk_valid = reg_init("walk_valid", 1, 0);
         let walk_last = wire("walk_last", 1);
@@ -221,7 +227,7 @@ impl Module for Read {
         assert_always("length_in_range", !accept | (offered.length.any() & offered.length.le(4096)));
 
         let (walk_iova, walk_left) = (reg("walk_iova", 64), reg("walk_left", 13));
-        let (walk_address, walk_client) = (reg("walk_address", READ_ADDRESS), reg("walk_client", 2));
+        let (walk_address, walk_client) = (reg("walk_address", READ_ADDRESS), reg("walk_client", CLIENT));
         let (walk_slot, walk_code) = (reg("walk_slot", tag_bits), reg("walk_code", 3));
         let walk_id = reg("walk_id", READ_ID);
         let announce = reg_init("announce", 1, 0);
@@ -263,7 +269,7 @@ impl Module for Read {
         // --- piece, need: what it is, and what room it needs
         let piece_valid = reg_init("piece_valid", 1, 0);
         let (piece_iova, piece_bytes) = (reg("piece_iova", 64), reg("piece_bytes", 13));
-        let (piece_address, piece_client) = (reg("piece_address", READ_ADDRESS), reg("piece_client", 2));
+        let (piece_address, piece_client) = (reg("piece_address", READ_ADDRESS), reg("piece_client", CLIENT));
         let piece_slot = reg("piece_slot", tag_bits);
         let need_valid = reg_init("need_valid", 1, 0);
         let need_leaves = wire("need_leaves", 1);
@@ -429,7 +435,7 @@ impl Module for Read {
         let judge_live = reg("judge_live", 1);
         let judge_aging = reg("judge_aging", 1);
         let judge_slot = reg("judge_slot", tag_bits);
-        let judge_client = reg("judge_client", 2);
+        let judge_client = reg("judge_client", CLIENT);
         let judge_rest = Rest::regs(c, "judge_rest");
         when(go, || judge_valid.set(enter_moves));
         when(enter_moves, || {
@@ -566,7 +572,7 @@ impl Module for Read {
         let lay_ends = reg("lay_ends", 1);
         let lay_failed = reg("lay_failed", 1);
         let lay_slot = reg("lay_slot", tag_bits);
-        let lay_client = reg("lay_client", 2);
+        let lay_client = reg("lay_client", CLIENT);
         let lay_word = reg("lay_word", READ_ADDRESS - lane_bits);
         // destination lane of the first byte, and how far a beat turns
         let lay_lead = reg("lay_lead", lane_bits);
@@ -630,7 +636,7 @@ impl Module for Read {
         });
         // what the extra clock needs, since the next completion may take its place
         let flush_lanes = reg("flush_lanes", c.data_bytes);
-        let flush_client = reg("flush_client", 2);
+        let flush_client = reg("flush_client", CLIENT);
         let flush_word = reg("flush_word", READ_ADDRESS - lane_bits);
         let flush_slot = reg("flush_slot", tag_bits);
         let flush_tells = reg("flush_tells", 1);

@@ -3,10 +3,10 @@
 //! ```text
 //! place -PayloadWrite->\            /-> fetch words -\
 //!                       pick > job <                  > pack -MWr-> request      (payload: `written`)
-//! complete, notify,    /            \-> cut pieces --/
-//! command -SmallWrite-/
+//! complete, atomic     /            \-> cut pieces --/      (atomic: `atomic_written`)
+//! -SmallWrite---------/
 //! ```
-//! **In**: a payload write, or a small write of one of three sources; what is taken first leaves first. Small writes go
+//! **In**: a payload write, or a small write of one of two sources; what is taken first leaves first. Small writes go
 //! before payload, among themselves round robin; each stream stays in order. The packet buffer is read by
 //! `packet_address` (a word of `data_bytes`), which answers one clock later.
 //! **Out**: TLPs cut at aligned blocks of Max_Payload_Size, which obeys that size and the 4 KiB rule at once. Relaxed
@@ -24,7 +24,7 @@
 //! It never: crosses a 4 KiB boundary, enables a byte outside of the request, or looks at bus mastering (a TLP that may
 //! not leave is swallowed by `transmit`, so `written` still comes).
 //!
-//! Requirements: PCIE QUE
+//! Requirements: ATOM PCIE QUE
 
 use crate::config::Config;
 use crate::flow::{PayloadWrite, PcieConfig, SmallWrite, TlpBeat};
@@ -33,8 +33,8 @@ use crate::pcie::transmit::block_mask;
 use crate::prim::fifo::{Fifo, buffer};
 use crate::prim::pick::round_robin;
 use hdl::{
-    Bundle, Module, Ports, Sig, Stream, assert_always, cat, cover, instance, lit, mux, reg, reg_init, select,
-    when, wire,
+    Bundle, Module, Ports, Sig, Stream, assert_always, cat, cover, instance, lit, low, mux, reg, reg_init,
+    select, when, wire,
 };
 
 /// The write engine.
@@ -48,15 +48,12 @@ pub struct WriteIo {
     /// Payload of place.
     #[sink(c.0.clone())]
     pub payload: Stream<PayloadWrite>,
-    /// CQEs.
+    /// CQEs, EQEs, interrupts, command responses.
     #[sink]
     pub complete: Stream<SmallWrite>,
-    /// EQEs and interrupts.
+    /// Results of atomics.
     #[sink]
-    pub notify: Stream<SmallWrite>,
-    /// Command responses.
-    #[sink]
-    pub command: Stream<SmallWrite>,
+    pub atomic: Stream<SmallWrite>,
     /// Word of the packet buffer to read.
     #[output(c.0.packet_address_bits() - c.0.lane_bits())]
     pub packet_address: Sig,
@@ -66,6 +63,9 @@ pub struct WriteIo {
     /// A payload write is on its way: pulse, in order.
     #[output]
     pub written: Sig,
+    /// A write of `atomic` is on its way: pulse, in order.
+    #[output]
+    pub atomic_written: Sig,
     /// MWr TLPs.
     #[source(c.0.clone())]
     pub request: Stream<TlpBeat>,
@@ -95,6 +95,8 @@ struct Piece {
     ends: Sig,
     /// A payload write: tell that it was written.
     tells: Sig,
+    /// A write of `atomic`: likewise.
+    tells_atomic: Sig,
     /// No TLP at all: a payload write of zero bytes.
     empty: Sig,
 }
@@ -107,6 +109,8 @@ struct Out {
     beat: TlpBeat,
     /// The last beat of a payload write.
     tells: Sig,
+    /// The last beat of a write of `atomic`.
+    tells_atomic: Sig,
     /// There is no beat.
     empty: Sig,
 }
@@ -128,12 +132,12 @@ impl Module for Write {
         let word_bits = address_bits - lane_bits;
 
         // --- pick: a small write if there is one, else payload
-        let small = [&io.complete, &io.notify, &io.command];
+        let small = [&io.complete, &io.atomic];
         let job_valid = reg_init("job_valid", 1, 0);
         let job_moves = wire("job_moves", 1);
         let job_free = !job_valid | job_moves;
-        let last_small = reg_init("last_small", 2, 0);
-        let wanting = cat(&[io.command.valid, io.notify.valid, io.complete.valid]);
+        let last_small = reg_init("last_small", 1, 0);
+        let wanting = cat(&[io.atomic.valid, io.complete.valid]);
         let picked = round_robin(wanting, last_small).named("picked");
         let any_small = wanting.any().named("any_small");
         for (i, s) in small.iter().enumerate() {
@@ -151,6 +155,8 @@ impl Module for Write {
 
         let (job_iova, job_bytes) = (reg("job_iova", 64), reg("job_bytes", 13));
         let (job_small, job_relaxed) = (reg("job_small", 1), reg("job_relaxed", 1));
+        // from registers, not from the packet buffer; a write of atomic
+        let (job_held, job_atomic) = (reg("job_held", 1), reg("job_atomic", 1));
         let job_address = reg("job_address", address_bits);
         let job_data = reg("job_data", 512);
         job_valid.set(take | (job_valid & !job_moves));
@@ -162,8 +168,15 @@ impl Module for Write {
             job_bytes.set(mux(any_small, bytes, payload.length));
             job_small.set(any_small);
             job_relaxed.set(!any_small & payload.relaxed & io.pcie.relaxed_ordering);
-            job_address.set(mux(any_small, lit(address_bits, 0), payload.address));
-            job_data.set(offered.data);
+            job_held.set(any_small | payload.is_value);
+            job_atomic.set(any_small & picked.eq(1));
+            // a value lies behind eight bytes of nothing, which may go before it in the window
+            let held_at = mux(any_small, lit(address_bits, 0), lit(address_bits, 8));
+            job_address.set(mux(any_small | payload.is_value, held_at, payload.address));
+            let skips = if c.data_bytes == 8 { payload.iova.bits(0, 2).none() } else { low() };
+            let value = cat(&[payload.value, lit(64, 0)]).extend(512);
+            let value = mux(skips, payload.value.extend(512), value);
+            job_data.set(mux(any_small, offered.data, value));
         });
         when(take & any_small, || last_small.set(picked));
 
@@ -201,7 +214,7 @@ impl Module for Write {
         });
         when(job_moves & !empty, || {
             fetch_valid.set(1);
-            fetch_small.set(job_small);
+            fetch_small.set(job_held);
             fetch_word.set(job_from.bits(lane_bits, word_bits));
             fetch_rest.set(job_rest);
             fetch_data.set(job_data);
@@ -221,6 +234,7 @@ impl Module for Write {
         let (cut_iova, cut_left) = (reg("cut_iova", 64), reg("cut_left", 13));
         let (cut_starts, cut_empty) = (reg("cut_starts", 1), reg("cut_empty", 1));
         let (cut_small, cut_relaxed) = (reg("cut_small", 1), reg("cut_relaxed", 1));
+        let cut_atomic = reg("cut_atomic", 1);
         let cut_offset = reg("cut_offset", lane_bits);
         let cut_moves = wire("cut_moves", 1);
         let mask = block_mask(io.pcie.max_payload).named("block_mask");
@@ -240,6 +254,7 @@ impl Module for Write {
             cut_starts.set(1);
             cut_empty.set(empty);
             cut_small.set(job_small);
+            cut_atomic.set(job_atomic);
             cut_relaxed.set(job_relaxed);
             cut_offset.set(job_offset);
         });
@@ -250,6 +265,7 @@ impl Module for Write {
         let (head_starts, head_empty, head_ends) =
             (reg("head_starts", 1), reg("head_empty", 1), reg("head_ends", 1));
         let (head_small, head_relaxed) = (reg("head_small", 1), reg("head_relaxed", 1));
+        let head_atomic = reg("head_atomic", 1);
         let head_offset = reg("head_offset", lane_bits);
         let headed = Stream::<Piece> {
             valid: head_valid,
@@ -268,6 +284,7 @@ impl Module for Write {
                 offset: head_offset,
                 ends: head_ends,
                 tells: head_ends & !head_small,
+                tells_atomic: head_ends & head_atomic,
                 empty: head_empty,
             },
         };
@@ -280,6 +297,7 @@ impl Module for Write {
             head_empty.set(cut_empty);
             head_ends.set(cut_last);
             head_small.set(cut_small);
+            head_atomic.set(cut_atomic);
             head_relaxed.set(cut_relaxed);
             head_offset.set(cut_offset);
         });
@@ -309,6 +327,7 @@ impl Module for Write {
             data: Out {
                 beat: TlpBeat { header: piece.data.header, data: bits, first: !midway, last: last_beat },
                 tells: piece.data.tells & (last_beat | piece.data.empty),
+                tells_atomic: piece.data.tells_atomic & last_beat,
                 empty: piece.data.empty,
             },
         };
@@ -339,6 +358,7 @@ impl Module for Write {
         io.request.data.assign(&beat);
         out.ready.set(io.request.ready | out.data.empty);
         io.written.set(out.moves() & out.data.tells);
+        io.atomic_written.set(out.moves() & out.data.tells_atomic);
         io.idle.set(!(job_valid | cut_valid | head_valid | piece.valid | out.valid));
 
         cover("upper_word_kept", beats & !job_done & !ahead.msb());

@@ -8,12 +8,13 @@
 //! | [`Expect`] | check | ePSN, open message, RQ allocation |
 //! | [`Placed`] | place | acknowledged PSN, MSN, the tail owed, READs to answer |
 //! | [`Requester`] | acknowledge | oldest unanswered work, oldest not retired, retries, deadline |
+//! | [`Executed`] | atomic | atomics executed |
 //!
 //! Every writer has a `halt` bit in its own word; a QP works only while its context says so and no halt is set.
 //! A word lives in one [`State`] memory per word: one write port, as many read ports as there are readers; a read
 //! gives the word one clock after its address.
 //!
-//! Requirements: CARD ERR QPS READ REQ RESP TIM
+//! Requirements: ATOM CARD ERR QPS READ REQ RESP TIM
 
 use crate::config::Config;
 use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mux};
@@ -22,7 +23,7 @@ use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mu
 pub const PSN: u32 = 24;
 /// Bits of a ring index.
 pub const INDEX: u32 = 16;
-/// Bits of the number of a READ owed to the peer.
+/// Bits of the number of a READ or atomic owed to the peer.
 pub const RING: u32 = 8;
 /// Bits of a free-running count of READs; `max_rd_atomic` has 5.
 pub const READS: u32 = 8;
@@ -181,12 +182,15 @@ pub struct Expect {
     /// Messages taken.
     #[shape(PSN)]
     pub msn: Sig,
-    /// READs taken: the place of the next in the ring of [`OwedRead`].
+    /// READs and atomics taken: the place of the next in the ring of [`OwedRead`].
     #[shape(RING)]
     pub res_head: Sig,
-    /// READs in the ring, as far as a duplicate is looked for: at most 16.
+    /// READs and atomics in the ring, as far as a duplicate is looked for: at most 16.
     #[shape(5)]
     pub res_kept: Sig,
+    /// Atomics taken.
+    #[shape(RING)]
+    pub atomics: Sig,
 }
 
 /// What place knows: what was placed, and the acknowledgement owed for it.
@@ -228,8 +232,8 @@ pub struct Placed {
     pub rewind_psn: Sig,
 }
 
-/// A READ of the peer, written by check when it takes the request, read by segment when it answers. Kept until its place
-/// in the QP's ring is needed again, for duplicates.
+/// A READ or atomic of the peer, written by check when it takes the request, read by segment when it answers. Kept until
+/// its place in the QP's ring is needed again, for duplicates.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct OwedRead {
     /// Its own number: another one here means that it was overwritten.
@@ -253,9 +257,48 @@ pub struct OwedRead {
     /// MSN behind it.
     #[shape(PSN)]
     pub msn: Sig,
+    /// An atomic; `va`, `rkey` and `length` mean nothing.
+    pub is_atomic: Sig,
+    /// Its number among the QP's atomics: it is executed when `Executed` has passed it.
+    #[shape(RING)]
+    pub number: Sig,
 }
 
-/// Where the READ `index` lies among all, by the QP's `response_base` and `response_log_size`.
+/// What an atomic does, written by check beside its [`OwedRead`].
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Operands {
+    /// To these 8 bytes.
+    #[shape(64)]
+    pub iova: Sig,
+    /// Fetch and add, not compare and swap.
+    pub adds: Sig,
+    /// What is added or written.
+    #[shape(64)]
+    pub value: Sig,
+    /// Written only if the memory equals this.
+    #[shape(64)]
+    pub compare: Sig,
+}
+
+/// What came of an atomic, written by atomic beside its [`OwedRead`], for its answer and those to its duplicates.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Outcome {
+    /// The memory could not be read: NAK 0x63.
+    pub failed: Sig,
+    /// What was there before.
+    #[shape(64)]
+    pub original: Sig,
+}
+
+/// What atomic knows of a QP.
+#[derive(Bundle, Clone, Copy, Debug)]
+pub struct Executed {
+    /// Counts the QP's atomics executed, their [`Outcome`] written.
+    #[shape(RING)]
+    pub count: Sig,
+}
+
+/// Where the READ or atomic `index` lies among all, by the QP's `response_base` and `response_log_size`.
 pub fn owed_address(c: &Config, base: Sig, log_size: Sig, index: Sig) -> Sig {
     let mask = (lit(RING, 1) << log_size) - 1;
     base.resize(c.response_bits()) + (index & mask).resize(c.response_bits())
@@ -278,7 +321,7 @@ pub struct Record {
     /// Bytes of the message.
     #[shape(32)]
     pub length: Sig,
-    /// A READ: only its own responses answer it.
+    /// A READ or atomic: only its own responses answer it.
     pub is_read: Sig,
 }
 

@@ -19,6 +19,7 @@
 //!   the timer table; RNR NAKs within the wait are ignored, a sequence NAK within it only answers.
 //! * A READ response at n answers what is before n. It is taken if n is the oldest unanswered PSN, of a READ, and opcode
 //!   and length are what that place demands; all others are dropped, named, their slots released by way of place.
+//! * The result of an atomic is the READ response of 8 bytes of an atomic, with the value itself for place.
 //! * Nothing but its own responses answers a READ. An ACK or a response behind one that is missing stops at it: an
 //!   implied NAK, which costs a retry and goes back, once per gap (`implied`); after that the timer decides.
 //! * A READ retires when place confirms that its data is in memory, so the CQEs are in order and never before the data.
@@ -37,7 +38,7 @@
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow. The fence of a teardown passes from
 //! `response` to `data` in order.
 //!
-//! Requirements: ERR READ REQ TIM
+//! Requirements: ATOM ERR READ REQ TIM
 
 use crate::config::Config;
 use crate::flow::{Completion, Count, Event, Fault, Response, Scatter, Wake};
@@ -47,7 +48,7 @@ use crate::qp::{
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::timer::RNR_NS;
-use contract::{AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, WcStatus};
+use contract::{AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, WcOpcode, WcStatus};
 use hdl::{
     Bits, Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, constant, lit, low, mux, reg, reg_init, select,
     when,
@@ -565,8 +566,12 @@ impl Module for Acknowledge {
         let ends_read = claim.eq(record.last_psn).named("ends_read");
         let ends_request = ends_read | (position & cut).eq(cut);
         let wanted = mux(ends_read, record.length - offset, lit(32, 1) << shift);
-        let closes = opcode_is(Opcode::RcReadResponseLast) | opcode_is(Opcode::RcReadResponseOnly);
-        let fits = (closes.eq(ends_request) & response.length.extend(32).eq(wanted)).named("fits");
+        let is_value = opcode_is(Opcode::RcAtomicAcknowledge);
+        let closes = opcode_is(Opcode::RcReadResponseLast) | opcode_is(Opcode::RcReadResponseOnly) | is_value;
+        let of = |o: WcOpcode| record.opcode.eq(u64::from(o.code()));
+        let of_atomic = of(WcOpcode::CompSwap) | of(WcOpcode::FetchAdd);
+        let fits = closes.eq(ends_request) & response.length.extend(32).eq(wanted) & is_value.eq(of_atomic);
+        let fits = fits.named("fits");
         when(taking, || {
             passing.set(0);
             w.una_psn.set(claim);
@@ -587,6 +592,8 @@ impl Module for Acknowledge {
             data.assign(&Scatter {
                 fence: low(),
                 discard: !(taking & fits),
+                is_value,
+                value: response.value,
                 qp,
                 entry: (read_base + (w.rd_got & read_mask).extend(16)).bits(0, c.read_bits()),
                 offset,

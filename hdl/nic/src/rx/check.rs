@@ -10,7 +10,7 @@
 //! A duplicate READ is looked for among the READs kept, the youngest first, one per clock, before its clock 3.
 //!
 //! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order (a READ
-//! response with its payload and slot; a fence on both), 4 clocks after the packet was taken (a duplicate READ: up to
+//! response or the result of an atomic with its payload and slot; a fence on both), 4 clocks after the packet was taken (a duplicate READ: up to
 //! 20); a packet is taken every 4 clocks (measured), more seldom only while place or acknowledge refuse. Never waits for
 //! host memory: no receive WQE is told from producer and consumer alone.
 //!
@@ -20,23 +20,23 @@
 //! again, and an RNR NAK counts as the NAK of the gap behind it. A duplicate is never NAKed.
 //!
 //! A fatal NAK halts the QP here. If a SEND was open its receive WQE goes with the verdict (`uses_wqe`) and completes
-//! in error; a WQE that the failing packet itself would have taken stays posted. Atomics and SEND with invalidate
-//! are not executed by this version: they are refused as rights that the QP lacks (NAK 0x61).
+//! in error; a WQE that the failing packet itself would have taken stays posted. SEND with invalidate is not executed
+//! by this version: it is refused as a right that the QP lacks (NAK 0x61).
 //!
-//! A READ takes as many PSNs as it has responses, and a place in the QP's ring of [`OwedRead`], written here. Only
-//! `max_dest_rd_atomic` of them (and no more than the ring holds) may be unanswered, one more is NAK 0x61; so what is
+//! A READ takes as many PSNs as it has responses, an atomic one, and both a place in the QP's ring of [`OwedRead`],
+//! written here; of an atomic the [`Operands`], too. Only `max_dest_rd_atomic` of them (and no more than the ring holds) may be unanswered, one more is NAK 0x61; so what is
 //! unanswered is never overwritten. A duplicate READ asks for one that is still in the ring, from any of its packets to
-//! its end, or is dropped; it takes no place.
+//! its end, or is dropped; it takes no place. A duplicate atomic asks for the outcome of the one that had its PSN.
 //!
 //! A SEND for which place has no `room` is dropped as if the network had lost it: ePSN stays, the peer resends.
 //!
 //! Requirements: ATOM CARD CMD CONG DGM MEM NET PKT READ RESP
 
 use crate::config::Config;
-use crate::flow::{Action, Count, Headers, Response, Verdict};
+use crate::flow::{ACTION, Action, Count, Headers, Response, Verdict};
 use crate::mr;
 use crate::qp::{
-    Expect, INDEX, Initialise, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
+    Expect, INDEX, Initialise, Operands, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
     owed_address, psn_before,
 };
 use contract::Reject;
@@ -76,6 +76,7 @@ pub const REJECTS: &[Reject] = &[
     Reject::MissQueueFull,
     Reject::ResponseUnexpected,
     Reject::ReadDepth,
+    Reject::AtomicAlignment,
 ];
 
 /// The stage, for one card configuration.
@@ -143,6 +144,9 @@ pub struct CheckIo {
     /// Write of the READs kept.
     #[output(StateShape { address: c.config.response_bits(), width: OwedRead::total_width(&()) })]
     pub owed_write: StateWrite,
+    /// Write of the operands of atomics, at the same places.
+    #[output(StateShape { address: c.config.response_bits(), width: Operands::total_width(&()) })]
+    pub operands_write: StateWrite,
     /// Address of the READs kept.
     #[output(c.config.response_bits())]
     pub owed_address: Sig,
@@ -251,6 +255,7 @@ impl Module for Check {
         let takes_wqe =
             decode(op, |r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
                 .named("takes_wqe");
+        let keeps = (read | atomic).named("takes_a_place");
         let request = (send | write | read | atomic).named("is_request");
         let qp = h.dest_qpn.bits(0, c.qp_bits());
 
@@ -288,21 +293,20 @@ impl Module for Check {
             (halted, code(Reject::QpHalted)),
             (!same_addresses, code(Reject::WrongAddress)),
             (!same_pkey, code(Reject::BadPkey)),
-            (responds & op.eq(Opcode::RcAtomicAcknowledge.code()), code(Reject::ResponseUnexpected)),
         ]);
         let distance = h.psn - word.epsn;
         let sequence_now =
             mux(opens, word.open_send | word.open_write, mux(send, !word.open_send, !word.open_write));
         let grants = |right: u8| (rights.access & lit(8, u64::from(right))).any();
-        let denied_now = atomic
-            | invalidate
+        let denied_now = invalidate
+            | (atomic & !grants(access::REMOTE_ATOMIC))
             | (write & !grants(access::REMOTE_WRITE))
             | (read & !grants(access::REMOTE_READ));
         let queues = QpQueuesBits::unpack(io.queues_word);
         let ring = (lit(16, 1) << queues.response_log_size).named("ring_size");
         let unanswered = word.res_head - Tx::from_bits(&(), io.tx_word).res_sent;
         let deep_now =
-            read & (unanswered.ge(rights.max_dest_rd_atomic.extend(8)) | unanswered.extend(16).ge(ring));
+            keeps & (unanswered.ge(rights.max_dest_rd_atomic.extend(8)) | unanswered.extend(16).ge(ring));
         let short_now = takes_wqe & word.rq_next.eq(io.post_rq_word);
         let mtu = lit(14, 128) << rights.path_mtu;
         let rule = |p: Payload| decode(op, |r| r.payload == p);
@@ -344,7 +348,8 @@ impl Module for Check {
         let (offset, offset_after) = (hold("offset", before), hold("offset_after", after));
         let key = hold("key", key_now);
         let va = hold("va", mux(opens, h.va, word.va));
-        let asked = hold("asked", total);
+        let asked = hold("asked", mux(atomic, lit(32, 8), total));
+        let unaligned = hold("unaligned", atomic & h.va.bits(0, 3).any());
         let pd = hold("pd", rights.pd);
         let rnr_timer = hold("rnr_timer", rights.min_rnr_timer);
         let deep = hold("too_deep", deep_now);
@@ -360,15 +365,20 @@ impl Module for Check {
 
         // clock 2: the key
         let entry = MrEntryBits::unpack(io.mr_word);
-        let wanted =
-            mux(read, lit(8, u64::from(access::REMOTE_READ)), lit(8, u64::from(access::REMOTE_WRITE)));
+        let right = |r: u8| lit(8, u64::from(r));
+        let wanted = mux(
+            atomic,
+            right(access::REMOTE_ATOMIC),
+            mux(read, right(access::REMOTE_READ), right(access::REMOTE_WRITE)),
+        );
         let judged = mr::judge(&entry, key, va, asked, pd, wanted);
         let outside = key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any() & asked.any();
         let at2 = phase.eq(2);
         let (key_ok, key_reason) = (reg("key_ok", 1), reg("key_reason", 6));
         let (iova, relaxed) = (reg("iova", 64), reg("relaxed", 1));
         when(at2, || {
-            key_ok.set(judged.ok & !outside);
+            // the driver maps pages, so what is aligned for the peer is for the bus; else no 8 bytes are written at once
+            key_ok.set(judged.ok & !outside & !(atomic & judged.iova.bits(0, 3).any()));
             key_reason.set(mux(outside, code(Reject::RkeyUnknown), judged.reject));
             iova.set(judged.iova);
             relaxed.set(entry.relaxed_ordering);
@@ -385,7 +395,8 @@ impl Module for Check {
         let same = h.rkey.eq(kept.rkey)
             & h.va.eq(kept.va + offset_in.extend(64))
             & h.dma_length.eq(kept.length - offset_in);
-        search.set(at2 & duplicate & read & !refused & left.any());
+        let same = mux(atomic, kept.is_atomic, same & !kept.is_atomic);
+        search.set(at2 & duplicate & keeps & !refused & left.any());
         searched.set(hit | left.eq(1));
         let again_at = mux(searching, probe - 1, probe);
         io.owed_address.set(owed_address(c, ring_base, ring_log, again_at));
@@ -408,17 +419,18 @@ impl Module for Check {
             (not_ready, code(Reject::ReceiverNotReady)),
             (deep, code(Reject::ReadDepth)),
             (misshapen | bad_total, code(Reject::BadLength)),
-            ((write | read) & !key_ok, key_reason),
+            (unaligned, code(Reject::AtomicAlignment)),
+            ((write | keeps) & !key_ok, key_reason),
         ]);
         let rnr = (!sequence & !denied & not_ready).named("rnr");
-        let access_fault = !sequence & !denied & !not_ready & !deep & !misshapen & !bad_total;
+        let access_fault = !any_of(&[sequence, denied, not_ready, deep, misshapen, bad_total, unaligned]);
         let crowded = send & !io.room;
         let accept = (in_order & !faulty & !crowded).named("accept");
         let nak = (in_order & faulty).named("nak");
         let fatal = (nak & !rnr).named("fatal");
         let again = asks & duplicate;
-        let reack = (again & !denied & !misshapen & !read).named("reack");
-        let rewind = (again & !denied & !misshapen & read & found).named("rewind");
+        let reack = (again & !denied & !misshapen & !keeps).named("reack");
+        let rewind = (again & !denied & !misshapen & keeps & found).named("rewind");
         let gap = asks & !expected & !duplicate;
         let nak_gap = (gap & !e.nak_sent).named("nak_gap");
 
@@ -431,7 +443,8 @@ impl Module for Check {
         when(respond, || {
             response_valid.set(1);
             response.fence.set(0);
-            response.length.set(h.length);
+            response.length.set(mux(op.eq(Opcode::RcAtomicAcknowledge.code()), lit(14, 8), h.length));
+            response.value.set(h.value);
             response.address.set(h.address);
             response.slot.set(h.slot);
             response.qp.set(qp);
@@ -440,7 +453,7 @@ impl Module for Check {
             response.syndrome.set(h.syndrome);
             response.msn.set(h.msn);
         });
-        let action = |a: Action| lit(3, a.code());
+        let action = |a: Action| lit(ACTION, a.code());
         when(fence, || {
             verdict_valid.set(1);
             verdict.action.set(action(Action::Fence));
@@ -449,7 +462,15 @@ impl Module for Check {
             verdict_valid.set(1);
             verdict.action.set(mux(
                 accept,
-                mux(send, action(Action::Send), mux(read, action(Action::Respond), action(Action::Write))),
+                mux(
+                    send,
+                    action(Action::Send),
+                    mux(
+                        write,
+                        action(Action::Write),
+                        mux(read, action(Action::Respond), action(Action::Atomic)),
+                    ),
+                ),
                 mux(reack, action(Action::Reack), mux(rewind, action(Action::Rewind), action(Action::Nak))),
             ));
             verdict.qp.set(qp);
@@ -470,7 +491,7 @@ impl Module for Check {
             verdict.iova.set(iova);
             verdict.relaxed.set(relaxed);
             verdict.wqe_index.set(mux(
-                read & !nak & !nak_gap,
+                keeps & !nak & !nak_gap,
                 mux(rewind, probe, e.res_head).extend(INDEX),
                 mux((accept & !takes_wqe) | fatal, e.rq_current, e.rq_next),
             ));
@@ -485,7 +506,7 @@ impl Module for Check {
         });
 
         // the slot goes with an accepted payload or a READ response; everything else is over here
-        io.release_valid.set(at3 & !(accept & !read) & !(respond & carries));
+        io.release_valid.set(at3 & !(accept & !keeps) & !(respond & carries));
         io.release_slot.set(h.slot);
         let gap_reason =
             mux(e.nak_sent, code(Reject::PsnOutOfSequenceRepeat), code(Reject::PsnOutOfSequence));
@@ -528,7 +549,8 @@ impl Module for Check {
                 next.rq_next.set(e.rq_next + 1);
                 next.rq_current.set(e.rq_next);
             });
-            when(read, || {
+            when(atomic, || next.atomics.set(e.atomics + 1));
+            when(keeps, || {
                 next.res_head.set(e.res_head + 1);
                 next.res_kept.set(mux(e.res_kept.bit(4), e.res_kept, e.res_kept + 1));
             });
@@ -544,8 +566,8 @@ impl Module for Check {
         io.expect_write.address.set(mux(rest, io.initialise.data.qp, qp));
         io.expect_write.data.set(mux(rest, fresh.to_bits(), next.to_bits()));
 
-        // the READ, for segment and for its duplicates
-        io.owed_write.enable.set(accept & read);
+        // the READ or atomic, for segment and for its duplicates
+        io.owed_write.enable.set(accept & keeps);
         io.owed_write.address.set(owed_address(c, ring_base, ring_log, e.res_head));
         let owed = OwedRead {
             index: e.res_head,
@@ -555,7 +577,14 @@ impl Module for Check {
             rkey: h.rkey,
             length: h.dma_length,
             msn: e.msn + 1,
+            is_atomic: atomic,
+            number: e.atomics,
         };
         io.owed_write.data.set(owed.to_bits());
+        let operands =
+            Operands { iova, adds: op.eq(Opcode::RcFetchAdd.code()), value: h.value, compare: h.compare };
+        io.operands_write.enable.set(accept & atomic);
+        io.operands_write.address.set(owed_address(c, ring_base, ring_log, e.res_head));
+        io.operands_write.data.set(operands.to_bits());
     }
 }

@@ -1,4 +1,4 @@
-//! Receive: parse > verify > check > place > complete > notify; respond and acknowledge branch at check.
+//! Receive: parse > verify > check > place > complete > notify; acknowledge branches at check, atomic at place.
 
 pub mod complete;
 pub mod notify;
@@ -7,5 +7,6 @@ pub mod verify;
 pub mod packet_buffer;
 pub mod check;
 pub mod place;
+pub mod atomic;
 pub mod receive_wqes;
 pub mod acknowledge;

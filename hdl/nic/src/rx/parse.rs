@@ -53,7 +53,7 @@ pub struct Parsed {
     /// `contract::Bth`.
     #[shape(12 * 8)]
     pub bth: Sig,
-    /// The 20 bytes behind the BTH.
+    /// The 28 bytes behind the BTH.
     #[shape((MOST - BASE) * 8)]
     pub extension: Sig,
     /// The ICRC at the end of the IP datagram fits.

@@ -25,7 +25,9 @@
 //! discarded. An unpaid NAK is not overwritten by a re-acknowledgement.
 //!
 //! A READ passes through without payload: when its turn comes in `finish`, everything before it is written, it counts in
-//! the MSN, and `placed.res_head` lets segment answer it. A duplicate READ asks segment to go back; of two that segment
+//! the MSN, and `placed.res_head` lets segment answer it. An atomic likewise, but it also goes to atomic (`exchange`), for
+//! whose result segment waits; a WRITE or SEND of any QP that has an atomic under way waits until all atomics are done
+//! (`exchanged`), and with it what is behind it here: one read of host memory. A duplicate READ asks segment to go back; of two that segment
 //! has not seen yet the older remains, which reaches both.
 //!
 //! Of a READ of this side: SGEs that are too short (LOC_LEN_ERR) or whose key does not allow it (LOC_PROT_ERR) make a `placement` with
@@ -36,17 +38,17 @@
 //! from before it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded
 //! meanwhile.
 //!
-//! Requirements: CARD CMD ERR MEM QPS QUE READ RESP
+//! Requirements: ATOM CARD CMD ERR MEM QPS QUE READ RESP
 
 use crate::config::Config;
 use crate::flow::{
-    Action, Completion, Count, Event, Fault, PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict,
-    Wake,
+    ACTION, Action, Completion, Count, Event, Exchange, Fault, PayloadWrite, ReadData, ReadDone, ReadRequest,
+    Scatter, Verdict, Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
 use crate::prim::pick::lowest;
-use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, psn_before};
+use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, owed_address, psn_before};
 use crate::rx::receive_wqes::{RECEIVE_WQE, ReceiveWqes, WqeName};
 use contract::context::{MrEntryBits, QpQueuesBits, QpRightsBits};
 use contract::ring::SgeBits;
@@ -92,6 +94,12 @@ pub struct PlaceIo {
     /// READ responses and the fence, from acknowledge.
     #[sink(c.config.clone())]
     pub data: Stream<Scatter>,
+    /// Atomics to execute: everything before them is written.
+    #[source(c.config.clone())]
+    pub exchange: Stream<Exchange>,
+    /// Pulse: an atomic is executed, its write on its way.
+    #[input]
+    pub exchanged: Sig,
     /// A READ's data is in memory (status 0), or cannot be; in order per QP.
     #[source(c.config.clone())]
     pub placement: Stream<Fault>,
@@ -205,7 +213,7 @@ struct Finish {
     /// The packet ends here; of a piece in its midst nothing else matters.
     ends: Sig,
     /// See [`Kind`].
-    #[shape(3)]
+    #[shape(4)]
     kind: Sig,
     #[shape(c.qp_bits())]
     qp: Sig,
@@ -224,7 +232,7 @@ struct Finish {
     reports: Sig,
     #[shape(8)]
     status: Sig,
-    /// Receive WQE, or number of a READ.
+    /// Receive WQE, or number of a READ or atomic.
     #[shape(INDEX)]
     wqe_index: Sig,
     /// A WRITE, not a SEND.
@@ -248,6 +256,7 @@ enum Kind {
     Respond,
     Rewind,
     Read,
+    Atomic,
 }
 
 #[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -271,7 +280,7 @@ impl Module for Place {
         let c = &self.config;
         let (qp_bits, misses) = (c.qp_bits(), c.misses);
         let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
-        let kind = |k: Kind| lit(3, k.code());
+        let kind = |k: Kind| lit(4, k.code());
         let reason = |r: Reject| lit(6, u64::from(r.code()));
         let status = |s: WcStatus| lit(8, u64::from(s.code()));
 
@@ -312,12 +321,22 @@ impl Module for Place {
         let data_first = reg_init("data_first", 1, 0);
         let from_data =
             (!from_miss & data.valid & !data.data.fence & (!from_verdicts | data_first)).named("from_data");
-        let begin = (resting & consumed.ready & (from_miss | from_verdicts | from_data)).named("begins");
+        // atomics pushed and not yet executed, and whose; kept until there are none
+        let atomics = reg_init("atomics", 8, 0);
+        let atomic_of = reg_init("atomic_of", c.qps, 0);
+        let overtakes = hdl::wire("would_overtake", 1);
+        let begin =
+            (resting & consumed.ready & (from_miss | from_verdicts | from_data) & !overtakes).named("begins");
         let nothing = Verdict::wires(c, "nothing");
         nothing.assign_zero();
         let scatter = Verdict {
-            action: lit(3, Action::Data.code()),
+            action: mux(
+                data.data.is_value,
+                lit(ACTION, Action::Value.code()),
+                lit(ACTION, Action::Data.code()),
+            ),
             qp: data.data.qp,
+            iova: data.data.value,
             last: data.data.last,
             wqe_index: data.data.wqe_index,
             offset: data.data.offset,
@@ -327,6 +346,12 @@ impl Module for Place {
             ..nothing
         };
         let chosen = again.or_else(c, from_miss, &scatter.or_else(c, from_data, &arrived));
+        overtakes.set(
+            (from_miss | from_verdicts)
+                & (is(&chosen, Action::Write) | is(&chosen, Action::Send))
+                & atomics.any()
+                & atomic_of.bit_at(chosen.qp),
+        );
         let v = Verdict::regs(c, "under_way");
         let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
         let unwanted = reg("is_unwanted", 1);
@@ -354,7 +379,7 @@ impl Module for Place {
         let dead = reg_init("dead", c.qps, 0);
         let is_dead = dead.bit_at(v.qp);
         let (fence, send, write) = (is(&v, Action::Fence), is(&v, Action::Send), is(&v, Action::Write));
-        let reads = is(&v, Action::Data);
+        let reads = is(&v, Action::Data) | is(&v, Action::Value);
         let scatters = (send | reads).named("scatters");
         let holds = (scatters | write).named("holds_slot");
         let discard = (!fence & (is_dead | !receives | unwanted)).named("discard");
@@ -459,6 +484,8 @@ impl Module for Place {
             iova: mux(scatters, judged.iova, v.iova),
             length: length.bits(0, 13),
             address: at_byte,
+            is_value: is(&v, Action::Value),
+            value: v.iova,
             relaxed: mux(scatters, entry_word.relaxed_ordering, v.relaxed),
         });
         let payload_out = buffer("payload_fifo", c, 2, &payload);
@@ -504,7 +531,11 @@ impl Module for Place {
                                 mux(
                                     is(&v, Action::Respond),
                                     kind(Kind::Respond),
-                                    mux(is(&v, Action::Rewind), kind(Kind::Rewind), kind(Kind::Accept)),
+                                    mux(
+                                        is(&v, Action::Rewind),
+                                        kind(Kind::Rewind),
+                                        mux(is(&v, Action::Atomic), kind(Kind::Atomic), kind(Kind::Accept)),
+                                    ),
                                 ),
                             ),
                         ),
@@ -530,13 +561,16 @@ impl Module for Place {
         });
         let pushed = (pushing & finish.ready).named("pushed");
         when(pushed, || to(Phase::Rest));
+        let new_atomic = (pushed & is(&v, Action::Atomic) & !lost).named("new_atomic");
+        atomics.set(atomics + new_atomic.extend(8) - io.exchanged.extend(8));
+        atomic_of.set((atomic_of & atomics.any().repeat(c.qps)) | (bit(new_atomic, v.qp)));
         let over_now = (pushed | (emitted & whole)).named("packet_over");
         consumed.valid.set(over_now & !lost & !naks & v.uses_wqe & v.last & holds);
         consumed.data.assign(&WqeName { qp: v.qp, index: v.wqe_index });
         wqes.consumed.take(&consumed);
 
         let held = (write_piece & !emitted) | (pushing & !finish.ready);
-        io.stall.set(stall | held | (payload_out.valid & !io.payload.ready));
+        io.stall.set(stall | held | (resting & overtakes) | (payload_out.valid & !io.payload.ready));
 
         // refusals, one per packet
         let refuse = (pushing & finish.ready & (fault | lost) & !fence & !unwanted).named("refuse");
@@ -592,7 +626,8 @@ impl Module for Place {
         let placement = Stream::<Fault>::wires(c, "placement_in");
         let placements = buffer("placements", c, 4, &placement);
         // a confirmation must not meet the next life of its QP
-        let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained & !placements.valid;
+        let f_fence =
+            f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained & !placements.valid & atomics.none();
         let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
         let f_read = (f_rest & here & f.ends & is_kind(Kind::Read) & placement.ready).named("read_finishes");
         placement.valid.set(f_read & (f.last | f.status.any()));
@@ -611,11 +646,13 @@ impl Module for Place {
         let tx = Tx::from_bits(&(), io.tx_word);
         let queues = QpQueuesBits::unpack(io.finish_queues_word);
         let accept = is_kind(Kind::Accept);
-        let (responds, rewinds) = (is_kind(Kind::Respond), is_kind(Kind::Rewind));
+        let is_atomic = is_kind(Kind::Atomic);
+        let (responds, rewinds) = (is_kind(Kind::Respond) | is_atomic, is_kind(Kind::Rewind));
         let unpaid_nak = old.tail_seq.ne(tx.paid) & old.tail_syndrome.bits(5, 2).any();
         let answers = (accept & f.ack_req) | (is_kind(Kind::Reack) & !unpaid_nak) | is_kind(Kind::Nak);
         let next = Placed::regs(&(), "placed");
         let (owes, cqn) = (reg("owes_more", 1), reg("cqn", c.cq_bits()));
+        let entry = reg("response_entry", c.response_bits());
         let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
         // segment may be obeying in this very clock: then it goes back twice, which costs packets and nothing else
         let older = old.rewind_seq.eq(tx.res_rewind) | psn_before(f.psn, old.rewind_psn);
@@ -635,13 +672,21 @@ impl Module for Place {
                 next.rewind_index.set(f.wqe_index.bits(0, RING));
                 next.rewind_psn.set(f.psn);
             });
-            owes.set(answers | responds | rewinds);
+            // an atomic is answered when it is executed
+            owes.set(answers | (responds & !is_atomic) | rewinds);
+            let index = f.wqe_index.bits(0, RING);
+            entry.set(owed_address(c, queues.response_base, queues.response_log_size, index));
             cqn.set(queues.recv_cqn.bits(0, c.cq_bits()));
         });
         let completion = Stream::<Completion>::wires(c, "completion_in");
         let event = Stream::<Event>::wires(c, "event_in");
-        let can = completion.ready & event.ready & (!wake_valid | io.wake.ready);
+        let exchange = Stream::<Exchange>::wires(c, "exchange_in");
+        let exchanges = buffer("exchanges", c, 2, &exchange);
+        io.exchange.take(&exchanges);
+        let can = completion.ready & event.ready & exchange.ready & (!wake_valid | io.wake.ready);
         let done = (step.eq(2) & can).named("finished");
+        exchange.valid.set(done & is_atomic);
+        exchange.data.assign(&Exchange { qp: f.qp, entry });
         completion.valid.set(done & f.reports);
         completion.data.assign(&Completion {
             cq: cqn,
@@ -729,6 +774,7 @@ impl Module for Place {
                 & !payload_out.valid
                 & !completions.valid
                 & !events.valid
+                & !exchanges.valid
                 & !wake_valid
                 & wqes.idle,
         );

@@ -12,7 +12,7 @@
 //! and a tag's priority are not looked at. IPv6 extension headers are NotRoce. Header fields that
 //! the opcode does not carry are zero.
 //!
-//! Requirements: CONG ICRC LINE NET PKT
+//! Requirements: ATOM CONG ICRC LINE NET PKT
 
 use crate::config::Config;
 use crate::flow::Headers;
@@ -21,8 +21,8 @@ use crate::tx::packetise::{BASE, opcode_is, sum16};
 use contract::Reject;
 use contract::opcode::Opcode;
 use contract::wire::{
-    AethBits, BthBits, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits, Ipv6HeaderBits,
-    ROCE_PORT, RethBits, UdpHeaderBits,
+    AethBits, AtomicEthBits, BthBits, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits,
+    Ipv6HeaderBits, ROCE_PORT, RethBits, UdpHeaderBits,
 };
 use hdl::{Bundle, Module, Ports, Sig, cat, delay, delay_init, lit, mux};
 
@@ -134,6 +134,7 @@ impl Module for Verify {
         let row = |f: fn(&contract::opcode::OpcodeRow) -> bool| opcode_is(bth.opcode, f);
         let (reth, atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
         let (deth, aeth) = (row(|r| r.headers.deth), row(|r| r.headers.aeth));
+        let atomic_ack = row(|r| r.headers.atomic_ack);
         let imm = row(|r| r.headers.immdt || r.headers.ieth);
         let mut sizes: Vec<usize> = Opcode::ALL.iter().map(|o| o.row().headers.bytes()).collect();
         sizes.sort_unstable();
@@ -143,12 +144,13 @@ impl Module for Verify {
             all | mux(here, n as u64, lit(6, 0))
         });
         let spent = extension_bytes.extend(16) + bth.pad_count.extend(16);
-        let fields = RethBits::unpack(extension.bits(32, 128));
-        let acknowledge = AethBits::unpack(extension.bits(128, 32));
+        let fields = RethBits::unpack(extension.bits(96, 128));
+        let acknowledge = AethBits::unpack(extension.bits(192, 32));
+        let operands = AtomicEthBits::unpack(extension);
         let addressed = reth | atomic;
         let only = |condition: Sig, value: Sig| value & condition.repeat(value.width());
         let immediate =
-            mux(reth, extension.bits(0, 32), mux(deth, extension.bits(64, 32), extension.bits(128, 32)));
+            mux(reth, extension.bits(64, 32), mux(deth, extension.bits(128, 32), extension.bits(192, 32)));
         let headers = Headers {
             dest_qpn: bth.dest_qp,
             opcode: bth.opcode,
@@ -166,6 +168,8 @@ impl Module for Verify {
             syndrome: only(aeth, acknowledge.syndrome),
             msn: only(aeth, acknowledge.msn),
             imm: only(imm, immediate).swap_bytes(),
+            value: only(atomic, operands.swap_or_add) | only(atomic_ack, extension.bits(128, 64)),
+            compare: only(atomic, operands.compare),
             address: lit(self.0.packet_address_bits(), 0),
             length: (after_least - spent).bits(0, 14),
             slot: lit(self.0.packet_slot_bits(), 0),

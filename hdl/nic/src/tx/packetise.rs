@@ -7,7 +7,7 @@
 //! ```
 //! In: packets without payload (`control`: ACK, NAK; they go first), packets whose payload lies whole in the transmit
 //! buffer (`data`), and the fence token, which is reported by `fence_done` once every packet before it is out. Out:
-//! Ethernet | 802.1Q tag | IPv4 or IPv6 | UDP | BTH | RETH or AETH | ImmDt | payload | pad | ICRC, without FCS and without
+//! Ethernet | 802.1Q tag | IPv4 or IPv6 | UDP | BTH | RETH, AtomicETH or AETH | ImmDt or AtomicAckETH | payload | pad | ICRC, without FCS and without
 //! padding to 60 bytes; tag and IP version as the QP's rights say.
 //! One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
 //! it and takes 4 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 4
@@ -16,7 +16,7 @@
 //!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
 //!
-//! Requirements: ICRC LINE NET PKT RESP
+//! Requirements: ATOM ICRC LINE NET PKT RESP
 
 use crate::config::Config;
 use crate::flow::{FrameBeat, Outer, PacketFields, TransmitSlot};
@@ -26,7 +26,7 @@ use contract::context::{QpAddressesBits, QpPathBits};
 use contract::opcode::{Opcode, OpcodeRow};
 use contract::wire::{
     AethBits, BthBits, DEFAULT_PKEY, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, EthernetHeaderBits,
-    IP_PROTOCOL_UDP, Ipv4HeaderBits, Ipv6HeaderBits, ROCE_PORT, RethBits, UdpHeaderBits,
+    IP_PROTOCOL_UDP, Ipv4HeaderBits, Ipv6HeaderBits, ROCE_PORT, UdpHeaderBits,
 };
 use hdl::{
     Bundle, Module, Ports, Sig, Stream, any_of, cat, crc32_back, crc32_next, delay, delay_init, high,
@@ -37,8 +37,8 @@ use hdl::{
 const MIG_REQ: u64 = 0;
 /// Bytes before the BTH's extension headers: Ethernet, IPv4, UDP, BTH.
 pub(crate) const BASE: u32 = 14 + 20 + 8 + 12;
-/// Most header bytes with IPv4 and without tag: RETH and ImmDt.
-pub(crate) const MOST: u32 = BASE + 16 + 4;
+/// Most header bytes with IPv4 and without tag: AtomicETH.
+pub(crate) const MOST: u32 = BASE + 28;
 /// Most bytes of 802.1Q tag, and of IPv6 beyond IPv4, before the BTH.
 pub(crate) const OUTER: u32 = 4 + 20;
 /// Most header bytes of a frame.
@@ -88,7 +88,7 @@ pub struct PacketiseIo {
     /// Pulse: the fence came by, everything before it is out.
     #[output]
     pub fence_done: Sig,
-    /// Pulse per request packet and READ response.
+    /// Pulse per request packet, READ response and result of an atomic.
     #[output]
     pub packet_count: Sig,
     /// Pulse per ACK.
@@ -112,12 +112,16 @@ pub fn opcode_is(opcode: Sig, f: impl Fn(&OpcodeRow) -> bool) -> Sig {
     any_of(&hits)
 }
 
-/// Bytes before the payload, 7 bits: 54 to 98. gather aligns by it.
+/// Bytes before the payload, 7 bits: 54 to 106. gather aligns by it.
 pub fn header_bytes(outer: &Outer, opcode: Sig) -> Sig {
     let reth = opcode_is(opcode, |r| r.headers.reth);
     let aeth = opcode_is(opcode, |r| r.headers.aeth);
     let imm = opcode_is(opcode, |r| r.headers.immdt || r.headers.ieth);
+    let atomic = opcode_is(opcode, |r| r.headers.atomic);
+    let atomic_ack = opcode_is(opcode, |r| r.headers.atomic_ack);
     lit(7, u64::from(BASE))
+        + mux(atomic, lit(7, 28), lit(7, 0))
+        + cat(&[atomic_ack, lit(3, 0)]).extend(7)
         + cat(&[reth, lit(4, 0)]).extend(7)
         + cat(&[aeth, low(), low()]).extend(7)
         + cat(&[imm, low(), low()]).extend(7)
@@ -242,7 +246,7 @@ impl Module for Packetise {
         let path = QpPathBits::unpack(path);
         let addresses = QpAddressesBits::unpack(addresses);
         let row = |f: fn(&OpcodeRow) -> bool| opcode_is(packet.opcode, f);
-        let has_reth = row(|r| r.headers.reth);
+        let (has_reth, has_atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
         let has_aeth = row(|r| r.headers.aeth);
         let pad = lit(2, 0) - packet.length.bits(0, 2);
         let position = |name: &str| reg(name, POSITION);
@@ -339,11 +343,15 @@ impl Module for Packetise {
             ack_req: packet.ack_req,
             psn: packet.psn,
         };
-        let reth = RethBits { va: packet.va, rkey: packet.rkey, dma_length: packet.dma_length }.pack();
+        // RETH and AtomicETH begin alike
+        let target = cat(&[packet.va, packet.rkey]);
         let aeth = AethBits { syndrome: packet.syndrome, msn: packet.msn }.pack();
         let imm = packet.imm.swap_bytes();
-        let first_word = mux(has_reth, reth.bits(96, 32), mux(has_aeth, aeth, imm));
-        let extension = cat(&[first_word, reth.bits(0, 96), imm]);
+        let first_word = mux(has_reth | has_atomic, target.bits(64, 32), mux(has_aeth, aeth, imm));
+        let next_words = mux(has_aeth, packet.value, target.bits(0, 64));
+        let operands = cat(&[packet.value, packet.compare]);
+        let rest = mux(has_atomic, operands, cat(&[packet.dma_length, imm, lit(64, 0)]));
+        let extension = cat(&[first_word, next_words, rest]);
         // first the IP header of its kind, then the tag or not; what is shorter ends in zeros
         let rest = cat(&[udp.pack(), bth.pack(), extension]);
         let datagram = mux(outer.ipv6, cat(&[ip6.pack(), rest]), cat(&[ip.pack(), rest, lit(20 * 8, 0)]))

@@ -8,9 +8,10 @@
 //! The fence token passes into `data`, in order. A turn does two things, on two ways that do not wait for each other:
 //! * of what is owed to the peer, if the QP is ready to receive, the first that applies:
 //!   1. a rewind not yet obeyed: the response cursor goes back to it, if it stands behind it;
-//!   2. READs stand between the cursor and `placed.res_head`: one READ response, whatever the send queue's faults; or, if
-//!      the READ under the cursor was overwritten, the cursor goes on to the oldest never answered. A READ response
-//!      pays a tail whose PSN is before its own;
+//!   2. READs or atomics stand between the cursor and `placed.res_head`: one READ response, or the result of the atomic
+//!      if it is executed (else nothing: its wake comes), whatever the send queue's faults; or, if the one under the
+//!      cursor was overwritten, the cursor goes on to the oldest never answered. Such an answer pays a tail whose PSN
+//!      is before its own. An atomic whose memory could not be read is answered by NAK 0x63, with a [`Fault`];
 //!   3. the tail (`placed.tail_seq != tx.paid`) goes out, whatever is halted: on `control`, or on `data` while a READ
 //!      response of the QP is on its way to packetise, which it must not overtake (`res_mark`, `gone`);
 //! * of the send queue, the first that applies:
@@ -25,6 +26,8 @@
 //! that is longer than the window is asked for in parts, cut at multiples of a power of two ([`read_cut`]), each sent
 //! when all before it is answered. Replay asks from the cursor to the end of that part. A new READ needs a free entry
 //! of the read list (`max_rd_atomic`) and writes its SGEs there; a WQE with `fence` waits until no READ is outstanding.
+//! An atomic is a READ of 8 bytes in all of that, with its operands in the request (`contract::AtomicOperands`); it has
+//! exactly one SGE.
 //!
 //! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
 //!
@@ -41,7 +44,7 @@
 //!
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
-//! Not in this version: atomics, invalidate, inline data (WQEs that ask for them are bad), transports but RC.
+//! Not in this version: invalidate, inline data (WQEs that ask for them are bad), transports but RC.
 //!
 //! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
@@ -50,12 +53,12 @@ use crate::flow::{self, Count, Fault, Outer, PacketFields, TurnDone, Wake, WorkI
 use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
 use crate::qp::{
-    INDEX, Initialise, OwedRead, PSN, Placed, READS, Record, Requester, StateShape, StateWrite, Tx,
-    owed_address, psn_before, read_cut,
+    Executed, INDEX, Initialise, Outcome, OwedRead, PSN, Placed, READS, RING, Record, Requester, StateShape,
+    StateWrite, Tx, owed_address, psn_before, read_cut,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
-use contract::ring::{SendWqeBits, SgeBits};
-use contract::{Opcode, QpState, Reject, Transport, WcOpcode, WcStatus, WrOpcode};
+use contract::ring::{AtomicOperandsBits, SendWqeBits, SgeBits};
+use contract::{Opcode, QpState, Reject, Syndrome, Transport, WcOpcode, WcStatus, WrOpcode};
 use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, instance, lit, low, mux, reg, reg_init, when};
 
 /// The ACK syndrome: credits are not used.
@@ -108,6 +111,15 @@ pub struct SegmentIo {
     /// [`OwedRead`], one clock later.
     #[input(OwedRead::total_width(&()))]
     pub owed_word: Sig,
+    /// Address of the outcomes of atomics.
+    #[output(c.0.response_bits())]
+    pub outcome_address: Sig,
+    /// [`Outcome`], one clock later.
+    #[input(Outcome::total_width(&()))]
+    pub outcome_word: Sig,
+    /// [`Executed`] of `read_qp`.
+    #[input(Executed::total_width(&()))]
+    pub executed_word: Sig,
     /// Pulse: gather has handed on, or dropped, the oldest packet of `data`.
     #[input]
     pub gone: Sig,
@@ -205,6 +217,8 @@ impl Module for Segment {
             rights_line.set(io.rights_word);
             queues_line.set(io.queues_word);
         });
+        let executed = reg("executed", RING);
+        when(phase.eq(1), || executed.set(Executed::from_bits(&(), io.executed_word).count));
 
         // clock 2
         let rights = QpRightsBits::unpack(rights_line);
@@ -232,7 +246,11 @@ impl Module for Segment {
         // the READ under the response cursor: its address in clock 1, the word in clock 2
         let (cursor_now, queues_now) = (Tx::from_bits(&(), io.tx_word), QpQueuesBits::unpack(io.queues_word));
         let (base, log_size) = (queues_now.response_base, queues_now.response_log_size);
-        io.owed_address.set(owed_address(c, base, log_size, cursor_now.res_cursor));
+        let owed_at = owed_address(c, base, log_size, cursor_now.res_cursor).named("owed_at");
+        io.owed_address.set(owed_at);
+        io.outcome_address.set(owed_at);
+        let outcome = Outcome::regs(&(), "outcome");
+        when(phase.eq(2), || outcome.assign(&Outcome::from_bits(&(), io.outcome_word)));
         let read_now = OwedRead::from_bits(&(), io.owed_word);
         let read = OwedRead::regs(&(), "read");
         when(phase.eq(2), || read.assign(&read_now));
@@ -246,6 +264,7 @@ impl Module for Segment {
         );
         let unanswered = answering & placed.res_head.ne(tx.res_cursor) & !requester.halt;
         let unanswered = computed("unanswered", unanswered);
+        let not_yet = computed("not_yet", read_now.is_atomic & !(read_now.number - executed).msb());
         let overwritten = computed("overwritten", read_now.index.ne(tx.res_cursor));
         let shift = (rights.path_mtu + 7).named("log_path_mtu");
         let res_offset = computed("res_offset", (res_psn_now - read_now.first_psn).extend(32) << shift);
@@ -270,6 +289,8 @@ impl Module for Segment {
         let mtu = computed("path_mtu", lit(13, 1) << shift);
         // a READ: the last packet that the request asks for, and its distance from the oldest unanswered PSN
         let is_read = wqe.opcode.bit(2);
+        let is_atomic = (is_read & wqe.opcode.bits(0, 2).any()).named("is_atomic");
+        let adds = wqe.opcode.eq(WrOpcode::AtomicFetchAndAdd as u64);
         let cut = position_now | read_cut(rights.max_inflight);
         let asks_to = computed("asks_to", mux(cut.lt(packets_now), cut, packets_now));
         let first_ahead = computed("first_ahead", first_now - requester.una_psn);
@@ -306,11 +327,13 @@ impl Module for Segment {
         let final_wqe = computed("final_wqe", (tx.cursor_wqe + 1).eq(work.producer));
         // SGEs that the stride holds
         let fit = mux(queues.sq_log_stride.le(6), lit(8, 2), lit(8, u64::from(c.sges)));
-        let too_long = wqe.inline | wqe.num_sge.gt(fit) | wqe.length.gt(1u32 << 31);
+        let no_atomic = is_atomic & (wqe.num_sge.ne(1) | wqe.length.ne(8));
+        let too_long = wqe.inline | wqe.num_sge.gt(fit) | wqe.length.gt(1u32 << 31) | no_atomic;
         let code = |r: Reject| lit(6, r as u64);
         let wrong_index = wqe.index.ne(tx.cursor_wqe);
         // READs of a QP that may have none outstanding would wait for ever
-        let wrong_opcode = wqe.opcode.gt(WrOpcode::RdmaRead as u64) | (is_read & rights.max_rd_atomic.none());
+        let wrong_opcode =
+            wqe.opcode.gt(WrOpcode::AtomicFetchAndAdd as u64) | (is_read & rights.max_rd_atomic.none());
         let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
         let reason = computed(
             "reason",
@@ -340,7 +363,8 @@ impl Module for Segment {
         // what is owed
         let does_rewind = turn & rewinds;
         let does_skip = turn & !rewinds & unanswered & overwritten;
-        let could_respond = turn & !rewinds & unanswered & !overwritten;
+        let could_respond = turn & !rewinds & unanswered & !overwritten & !not_yet;
+        let broken = (read.is_atomic & outcome.failed).named("broken_atomic");
         let tail = turn & !rewinds & !unanswered & owes;
         let does_answer = tail & !on_way;
         let could_reply = could_respond | (tail & on_way);
@@ -358,7 +382,7 @@ impl Module for Segment {
         let hold = (is_fence & !data.ready)
             | (does_answer & !control.ready)
             | (does_refuse & !kick.ready)
-            | (does_fault & !fault.ready);
+            | ((does_fault | (does_respond & broken)) & !fault.ready);
         let acts = (deciding & !hold).named("acts");
         io.done.valid.set(acts & turn);
         let fires = (acts & (!turn | io.done.ready)).named("fires");
@@ -396,11 +420,20 @@ impl Module for Segment {
         data.valid.set(fires & (is_fence | does_send | does_reply));
         let next_psn = first + end + 1;
         let asked = mux(is_last, wqe.length, (end + 1).extend(32) << shift) - offset;
+        let atomic = AtomicOperandsBits::unpack(work.wqe.bits(384, 128));
+        let choose = |of: Sig, adds_it: u64, swaps: u64, else_: Sig| {
+            mux(of, mux(adds, lit(8, adds_it), lit(8, swaps)), else_)
+        };
         let request = flow::Segment {
             packet: PacketFields {
                 qp: work.qp,
                 fence: work.fence,
-                opcode: mux(is_read, lit(8, Opcode::RcReadRequest as u64), base + place.extend(8)),
+                opcode: choose(
+                    is_atomic,
+                    Opcode::RcFetchAdd as u64,
+                    Opcode::RcCompareSwap as u64,
+                    mux(is_read, lit(8, Opcode::RcReadRequest as u64), base + place.extend(8)),
+                ),
                 psn,
                 ack_req: ask,
                 solicited: wqe.solicited & is_last & wqe.opcode.any() & !is_read,
@@ -411,6 +444,8 @@ impl Module for Segment {
                 rkey: wqe.rkey,
                 dma_length: mux(is_read, asked, wqe.length),
                 imm: wqe.imm,
+                value: atomic.swap_or_add,
+                compare: atomic.compare,
                 length: mux(is_read, lit(13, 0), mux(is_last, (wqe.length - offset).bits(0, 13), mtu)),
             },
             wqe_index: tx.cursor_wqe,
@@ -431,13 +466,16 @@ impl Module for Segment {
         let res_length = mux(res_last, (read.length - res_offset).bits(0, 13), mtu);
         let source =
             SgeBits { addr: read.va + res_offset.extend(64), length: res_length.extend(32), lkey: read.rkey };
+        let of_atomic =
+            mux(broken, lit(8, Opcode::RcAcknowledge as u64), lit(8, Opcode::RcAtomicAcknowledge as u64));
         let tail = response(&owed);
         let answer = PacketFields {
-            opcode: lit(8, Opcode::RcReadResponseFirst as u64) + kind,
+            opcode: mux(read.is_atomic, of_atomic, lit(8, Opcode::RcReadResponseFirst as u64) + kind),
             psn: res_psn,
-            syndrome: lit(8, ACK),
+            syndrome: mux(broken, lit(8, u64::from(Syndrome::NAK_REMOTE_OPERATION)), lit(8, ACK)),
             msn: read.msn,
-            length: res_length,
+            value: outcome.original,
+            length: mux(read.is_atomic, lit(13, 0), res_length),
             ..tail
         };
         let reply = flow::Segment {
@@ -445,7 +483,7 @@ impl Module for Segment {
             wqe_index: lit(INDEX, 0),
             offset: lit(32, 0),
             sges: source.pack().extend(c.sges * 128),
-            responds: could_respond,
+            responds: could_respond & !read.is_atomic,
         };
         data.data.assign(&reply.or_else(c, replies_first, &request));
         when(data.moves(), || given.set(given + 1));
@@ -453,11 +491,16 @@ impl Module for Segment {
         control.data.assign(&owed);
         kick.valid.set(fires & does_refuse);
         kick.data.qp.set(work.qp);
-        fault.valid.set(fires & does_fault);
+        let does_break = does_respond & broken;
+        fault.valid.set(fires & (does_fault | does_break));
         fault.data.qp.set(work.qp);
         fault.data.wqe_index.set(tx.cursor_wqe);
-        fault.data.status.set(WcStatus::LocQpOpErr as u64);
-        fault.data.responds.set(0);
+        fault.data.status.set(mux(
+            does_break,
+            lit(8, WcStatus::RemOpErr as u64),
+            lit(8, WcStatus::LocQpOpErr as u64),
+        ));
+        fault.data.responds.set(does_break);
         io.count.valid.set(fires & (does_refuse | does_fault));
         io.count.index.set(reason);
         io.stall.set(fires & (could_send | could_reply) & !data.ready);
@@ -476,10 +519,15 @@ impl Module for Segment {
         let record = Record {
             last_psn: mux(does_refuse, start_psn - 1, start_psn + packets),
             signaled: wqe.signaled,
-            opcode: mux(
-                is_read,
-                lit(8, WcOpcode::RdmaRead as u64),
-                mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
+            opcode: choose(
+                is_atomic,
+                WcOpcode::FetchAdd as u64,
+                WcOpcode::CompSwap as u64,
+                mux(
+                    is_read,
+                    lit(8, WcOpcode::RdmaRead as u64),
+                    mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
+                ),
             ),
             status: mux(does_refuse, lit(8, WcStatus::LocQpOpErr as u64), lit(8, 0)),
             length: wqe.length,
@@ -629,6 +677,8 @@ fn response(p: &Owed) -> PacketFields {
         rkey: lit(32, 0),
         dma_length: lit(32, 0),
         imm: lit(32, 0),
+        value: lit(64, 0),
+        compare: lit(64, 0),
         length: lit(13, 0),
     }
 }

@@ -95,6 +95,8 @@ pub const OWED: &[(&str, u32)] = &[
     ("rkey", 32),
     ("length", 32),
     ("msn", 24),
+    ("is_atomic", 1),
+    ("number", 8),
 ];
 pub const EXPECT: &[(&str, u32)] = &[
     ("epsn", 24),
@@ -111,6 +113,7 @@ pub const EXPECT: &[(&str, u32)] = &[
     ("msn", 24),
     ("res_head", 8),
     ("res_kept", 5),
+    ("atomics", 8),
 ];
 pub const REQUESTER: &[(&str, u32)] = &[
     ("una_wqe", 16),

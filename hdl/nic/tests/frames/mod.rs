@@ -125,6 +125,9 @@ pub struct Said {
     pub reth: Option<(u64, u32, u32)>,
     pub aeth: Option<(u8, u32)>,
     pub imm: Option<[u8; 4]>,
+    /// AtomicETH's swap or add data, or the original value.
+    pub value: u64,
+    pub compare: u64,
     pub payload: Vec<u8>,
 }
 
@@ -184,7 +187,16 @@ pub fn read(frame: &[u8]) -> Said {
         dest_qpn: be(47, 3) as u32,
         ack_req: frame[50] & 0x80 != 0,
         psn: be(51, 3) as u32,
-        reth: reth.then(|| (be(54, 8), be(62, 4) as u32, be(66, 4) as u32)),
+        reth: match opcode {
+            0x13 | 0x14 => Some((be(54, 8), be(62, 4) as u32, 0)),
+            _ => reth.then(|| (be(54, 8), be(62, 4) as u32, be(66, 4) as u32)),
+        },
+        value: match opcode {
+            0x12 => be(58, 8),
+            0x13 | 0x14 => be(66, 8),
+            _ => 0,
+        },
+        compare: if matches!(opcode, 0x13 | 0x14) { be(74, 8) } else { 0 },
         aeth: aeth.then(|| (frame[54], be(55, 3) as u32)),
         imm: imm.then(|| frame[header - 4..header].try_into().unwrap()),
         payload: frame[header..end - usize::from(pad)].to_vec(),

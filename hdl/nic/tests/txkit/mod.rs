@@ -120,7 +120,18 @@ word!(Placed {
     rewind_index: 8,
     rewind_psn: 24
 });
-word!(OwedRead { index: 8, first_psn: 24, last_psn: 24, va: 64, rkey: 32, length: 32, msn: 24 });
+word!(OwedRead {
+    index: 8,
+    first_psn: 24,
+    last_psn: 24,
+    va: 64,
+    rkey: 32,
+    length: 32,
+    msn: 24,
+    is_atomic: 1,
+    number: 8
+});
+word!(Outcome { failed: 1, original: 64 });
 word!(Record { last_psn: 24, signaled: 1, opcode: 8, status: 8, length: 32, is_read: 1 });
 
 /// Puts the block into reset for a clock.

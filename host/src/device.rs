@@ -191,6 +191,11 @@ pub struct Attributes {
 }
 
 impl Attributes {
+    /// Among whom atomics are atomic.
+    pub fn atomicity(&self) -> Atomicity {
+        if self.has(contract::register::feature::ATOMIC) { Atomicity::Device } else { Atomicity::None }
+    }
+
     /// Whether the card has all of these feature bits.
     pub fn has(&self, feature: u32) -> bool {
         self.features & feature == feature
@@ -200,6 +205,15 @@ impl Attributes {
     pub const MAX_QP_WR: u32 = 1 << contract::ring::MAX_LOG_DEPTH;
     /// Most entries of a CQ: three quarters of the longest ring, see [`crate::Cq`].
     pub const MAX_CQE: u32 = (1 << contract::ring::MAX_LOG_DEPTH) / 4 * 3;
+}
+
+/// Among whom a card's atomics are atomic (`ibv_atomic_cap`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomicity {
+    /// The card has none.
+    None,
+    /// Atomics of this card among themselves; the CPU's and other devices' accesses come between.
+    Device,
 }
 
 /// What the port says of itself.

@@ -619,7 +619,7 @@ fn a_read_is_posted_only_where_it_can_be_executed() {
     let inline = SendWr { inline: Some(&[1, 2, 3]), ..read };
     assert!(matches!(
         end.qp.post_send(&[inline]),
-        Err(Error::Unsupported { what: "inline data of a READ", .. })
+        Err(Error::Unsupported { what: "inline data of a READ or atomic", .. })
     ));
     let bare = World::new(1);
     bare.cards()[0].features = contract::register::feature::RC;
@@ -630,6 +630,36 @@ fn a_read_is_posted_only_where_it_can_be_executed() {
         .expect("connects");
     assert!(matches!(end.qp.post_send(&[read]), Err(Error::Unsupported { what: "READ", .. })));
     assert!(a.sent().is_empty() && end.sent().is_empty());
+}
+
+#[test]
+fn an_atomic_is_posted_only_with_one_sge_of_eight_bytes_and_where_it_can_be_executed() {
+    use contract::register::feature;
+    let post = |features: u32, depth: u8, length: usize, count: usize| {
+        let world = World::new(1);
+        world.cards()[0].features = features;
+        let context = world.open(0);
+        let end = End::new(&context, |init| QpInit { max_send_sge: 2, ..init });
+        let av = AddressVector::to(context.gids()[0]);
+        let attr = QpAttr { dest_qpn: 2, av, max_rd_atomic: depth, ..QpAttr::default() };
+        end.qp.connect_with(&attr).expect("connects");
+        let memory = end.pd.allocate(64, RW).expect("memory");
+        let sges = [memory.sge(0..length).expect("a range"), memory.sge(0..0).expect("a range")];
+        let swap = SendWr::compare_swap(1, &sges[..count], 0x1000, 5, 1, 2);
+        let add = SendWr::fetch_add(1, &sges[..count], 0x1000, 5, 1);
+        let [one, other] = [swap, add].map(|wr| end.qp.post_send(&[wr]).map_err(|error| error.to_string()));
+        assert_eq!(one, other);
+        let atomicity = context.device().attributes().atomicity();
+        (one.err().unwrap_or_default(), atomicity)
+    };
+    let all = feature::RC | feature::READ | feature::ATOMIC;
+    assert_eq!(post(all, 1, 8, 1), (String::new(), host::Atomicity::Device));
+    let (none, atomicity) = post(feature::RC | feature::READ, 1, 8, 1);
+    assert!(none.contains("atomics") && atomicity == host::Atomicity::None, "{none}");
+    assert!(post(all, 0, 8, 1).0.contains("max_rd_atomic"));
+    for (length, count) in [(7, 1), (9, 1), (0, 0), (8, 2)] {
+        assert!(post(all, 1, length, count).0.contains("only SGE"), "{length} bytes in {count}");
+    }
 }
 
 #[test]

@@ -26,7 +26,8 @@ use crate::ranges::Range;
 use crate::{Access, Attributes, Error, PathMtu, QpState, Result, Transport, WcOpcode, barrier};
 use contract::register::feature;
 use contract::{
-    CommandOpcode, QpContext, QpQueues, QpRights, RqDoorbell, SendWqe, SqDoorbell, WrOpcode, doorbell,
+    AtomicOperands, CommandOpcode, QpContext, QpQueues, QpRights, RqDoorbell, SendWqe, SqDoorbell, WrOpcode,
+    doorbell,
 };
 use std::cell::Cell;
 use std::fmt;
@@ -100,6 +101,26 @@ pub enum Operation {
         /// Remote key.
         rkey: u32,
     },
+    /// Compare and swap of 8 bytes of remote memory; what was there comes into the only SGE, as an integer of this host.
+    CompareSwap {
+        /// Remote address, a multiple of 8.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+        /// Swapped only if the memory equals this.
+        compare: u64,
+        /// What is written.
+        swap: u64,
+    },
+    /// Fetch and add modulo 2^64 on 8 bytes of remote memory; what was there comes into the only SGE.
+    FetchAdd {
+        /// Remote address, a multiple of 8.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+        /// What is added.
+        add: u64,
+    },
     /// WRITE with immediate data.
     WriteWithImm {
         /// First remote address.
@@ -149,6 +170,23 @@ impl<'a> SendWr<'a> {
     /// READ from `addr` of the region with `rkey`.
     pub fn read(wr_id: u64, sges: &'a [Sge], addr: u64, rkey: u32) -> SendWr<'a> {
         SendWr::new(wr_id, Operation::Read { addr, rkey }, sges)
+    }
+
+    /// Compare and swap at `addr` of the region with `rkey`; the SGE has 8 bytes.
+    pub fn compare_swap(
+        wr_id: u64,
+        sges: &'a [Sge],
+        addr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    ) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::CompareSwap { addr, rkey, compare, swap }, sges)
+    }
+
+    /// Fetch and add at `addr` of the region with `rkey`; the SGE has 8 bytes.
+    pub fn fetch_add(wr_id: u64, sges: &'a [Sge], addr: u64, rkey: u32, add: u64) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::FetchAdd { addr, rkey, add }, sges)
     }
 
     /// With a completion.
@@ -793,6 +831,12 @@ impl Qp {
                 Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
                 Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
                 Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, WcOpcode::RdmaRead, addr, rkey, 0),
+                Operation::CompareSwap { addr, rkey, .. } => {
+                    (WrOpcode::AtomicCmpAndSwp, WcOpcode::CompSwap, addr, rkey, 0)
+                }
+                Operation::FetchAdd { addr, rkey, .. } => {
+                    (WrOpcode::AtomicFetchAndAdd, WcOpcode::FetchAdd, addr, rkey, 0)
+                }
                 Operation::WriteWithImm { addr, rkey, imm } => {
                     (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite, addr, rkey, imm)
                 }
@@ -816,6 +860,15 @@ impl Qp {
                 Some(bytes) => qp.sq.ring.write(at + SendWqe::BYTES, bytes),
                 None => write_sges(&qp.sq.ring, at + SendWqe::BYTES, request.sges),
             }
+            let operands = match request.operation {
+                Operation::CompareSwap { compare, swap: swap_or_add, .. } => Some((compare, swap_or_add)),
+                Operation::FetchAdd { add, .. } => Some((0, add)),
+                _ => None,
+            };
+            if let Some((compare, swap_or_add)) = operands {
+                let operands = AtomicOperands { compare, swap_or_add };
+                qp.sq.ring.write(at + SendWqe::BYTES + Sge::BYTES, &operands.pack());
+            }
             qp.sq.ring.write(at, &wqe.pack());
             qp.sq.record(index, request.wr_id, completed);
         }
@@ -833,17 +886,24 @@ impl Qp {
     fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
         const POST: &str = "post_send";
         let limits = self.shared.inner.attributes();
-        if matches!(request.operation, Operation::Read { .. }) {
-            if !limits.has(feature::READ) {
+        let atomic = matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. });
+        if atomic && !limits.has(feature::ATOMIC) {
+            return Err(Error::Unsupported { operation: POST, what: "atomics" });
+        }
+        if atomic && (request.sges.len() != 1 || request.length() != 8) {
+            return Err(range(POST, "bytes of an atomic's only SGE", request.length(), "8"));
+        }
+        if atomic || matches!(request.operation, Operation::Read { .. }) {
+            if !atomic && !limits.has(feature::READ) {
                 return Err(Error::Unsupported { operation: POST, what: "READ" });
             }
             // in ERR whatever is posted is flushed
             let flushed = self.state() == QpState::Err;
             if !flushed && self.shared.max_rd_atomic.load(Ordering::Acquire) == 0 {
-                return Err(range(POST, "READs with a max_rd_atomic of 0", 1, "0"));
+                return Err(range(POST, "READs or atomics with a max_rd_atomic of 0", 1, "0"));
             }
             if request.inline.is_some() {
-                return Err(Error::Unsupported { operation: POST, what: "inline data of a READ" });
+                return Err(Error::Unsupported { operation: POST, what: "inline data of a READ or atomic" });
             }
         }
         if let Some(bytes) = request.inline {

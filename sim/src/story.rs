@@ -173,7 +173,8 @@ impl Story {
             let context = Context::start(Device::new(backend.clone())?, &addresses(card))?;
             let pd = context.alloc_pd()?;
             let cq = context.create_cq(1024, None)?;
-            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            let rights = Access::LOCAL_WRITE | remote;
             let memory = pd.allocate(MEMORY, rights)?;
             Ok(Host { card, memory, cq, pd, context })
         };
@@ -434,7 +435,7 @@ impl Drop for Story {
 /// The usual attributes of a connection towards `gid`.
 pub fn usual(gid: Gid, dest_qpn: u32, sq_psn: u32, rq_psn: u32) -> QpAttr {
     QpAttr {
-        access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
         max_rd_atomic: 4,
         max_dest_rd_atomic: 4,
         path_mtu: PathMtu::Mtu1024,
@@ -529,6 +530,21 @@ impl End {
         let sge = [self.memory.sge(to..to + length).expect("a range of the region")];
         let wr = SendWr::read(wr_id, &sge, other.addr() + from as u64, other.rkey()).signaled();
         self.qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post a READ: {error}"));
+    }
+
+    /// Posts a fetch and add on the 8 bytes at `at` of the other's memory, what was there to `to`, with a completion.
+    pub fn fetch_add(&self, wr_id: u64, to: usize, other: &Mr, at: usize, add: u64) {
+        let sge = [self.memory.sge(to..to + 8).expect("a range of the region")];
+        let wr = SendWr::fetch_add(wr_id, &sge, other.addr() + at as u64, other.rkey(), add).signaled();
+        self.qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post a fetch and add: {error}"));
+    }
+
+    /// Posts a compare and swap, likewise.
+    pub fn compare_swap(&self, wr_id: u64, to: usize, other: &Mr, at: usize, compare: u64, swap: u64) {
+        let sge = [self.memory.sge(to..to + 8).expect("a range of the region")];
+        let addr = other.addr() + at as u64;
+        let wr = SendWr::compare_swap(wr_id, &sge, addr, other.rkey(), compare, swap).signaled();
+        self.qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post a compare and swap: {error}"));
     }
 
     /// Posts a SEND of `length` bytes at `from`, with a completion.

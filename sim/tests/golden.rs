@@ -14,7 +14,7 @@ use captures::{CASES, Case, Frame, connections, ends, far, first_psn, mtu, near,
 use contract::opcode::Kind;
 use contract::verbs::access;
 use contract::wire::psn_distance;
-use contract::{Opcode, Syndrome};
+use contract::{AtomicEth, Opcode, Reth, Syndrome};
 use host::{Access, Mr, Operation, RecvWr as CardRecv, SendWr as CardSend};
 use peer::{Address, Endpoint, Landing, Packet, QpParams, RecvWr, Region, SendOp};
 use sim::{
@@ -99,15 +99,33 @@ fn stand_in(name: &str, frames: &[Frame], side: IpAddr, peer: Option<Endpoint>) 
     (story, end)
 }
 
-/// The ranges that the WRITEs and READs to `side` name, by key.
+/// What a request names of the other side's memory: address, key, bytes.
+fn names(frame: &Frame) -> Option<(u64, u32, u64)> {
+    let reth = frame.packet.reth.map(|reth| (reth.va, reth.rkey, reth.dma_length.into()));
+    reth.or(frame.packet.atomic.map(|atomic| (atomic.va, atomic.rkey, 8)))
+}
+
+/// The ranges that the requests to `side` name, by key.
 fn ranges(frames: &[Frame], side: IpAddr) -> BTreeMap<u32, (u64, u64)> {
     let mut ranges: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-    for reth in frames.iter().filter(|f| f.from() != side).filter_map(|f| f.packet.reth) {
-        let end = reth.va + u64::from(reth.dma_length);
-        let range = ranges.entry(reth.rkey).or_insert((reth.va, end));
-        *range = (range.0.min(reth.va), range.1.max(end));
+    for (va, rkey, length) in frames.iter().filter(|f| f.from() != side).filter_map(names) {
+        let range = ranges.entry(rkey).or_insert((va, va + length));
+        *range = (range.0.min(va), range.1.max(va + length));
     }
     ranges
+}
+
+/// The request, to the card's QP and memory.
+fn aimed(frame: &Frame, qpn: u32, regions: &BTreeMap<u32, (u64, Mr)>, known: bool) -> Packet {
+    let mut packet = frame.packet.clone();
+    packet.bth.dest_qp = qpn;
+    let Some((va, rkey, _)) = names(frame) else { return packet };
+    let (from, region) = &regions[&rkey];
+    let va = region.addr() + (va - from);
+    let rkey = if known { region.rkey() } else { region.rkey() ^ 0x00ff_0000 };
+    packet.reth = packet.reth.map(|reth| Reth { va, rkey, ..reth });
+    packet.atomic = packet.atomic.map(|atomic| AtomicEth { va, rkey, ..atomic });
+    packet
 }
 
 #[test]
@@ -208,13 +226,7 @@ fn answers(case: &Case, frames: &[Frame], side: IpAddr) -> Vec<(u32, u8, u32)> {
         if frame.from() == side || !frame.is_request() || frame.lost {
             continue;
         }
-        let mut packet = frame.packet.clone();
-        packet.bth.dest_qp = end.qp.number();
-        if let Some(reth) = &mut packet.reth {
-            let (from, region) = &regions[&reth.rkey];
-            reth.va = region.addr() + (reth.va - from);
-            reth.rkey = if case.unknown_key { region.rkey() ^ 0x00ff_0000 } else { region.rkey() };
-        }
+        let packet = aimed(frame, end.qp.number(), &regions, !case.unknown_key);
         lock(&story.room).inject(Side::B, &packet.build()).expect("inject");
         story.wait(20 * US);
     }
@@ -272,7 +284,57 @@ fn the_card_refuses_a_read_as_the_kernel_did() {
     assert_eq!(answers(case, &frames, A), theirs(&frames, A));
 }
 
-/// A responder of captured READs: the card in the place of `side`, its memory as it was.
+#[test]
+fn the_card_refuses_an_atomic_as_the_kernel_did() {
+    let (case, frames) = capture("v_atomic_noperm");
+    assert_eq!(answers(case, &frames, A), theirs(&frames, A));
+}
+
+/// What the atomic with this PSN found.
+fn original(frames: &[Frame], psn: u32) -> u64 {
+    let answers = frames.iter().filter(|frame| frame.psn() == psn);
+    answers.filter_map(|frame| frame.packet.atomic_ack).next().expect("every atomic was answered").original
+}
+
+#[test]
+fn the_card_asks_for_atomics_as_the_kernel_did_and_gets_what_the_kernel_got() {
+    for name in ["rc_atomic_fa", "rc_atomic_cs"] {
+        let frames = capture(name).1;
+        let (mut story, end) = stand_in(&format!("golden_{name}_from_b"), &frames, B, None);
+        let requests: Vec<&Frame> = frames.iter().filter(|frame| frame.kind() == Kind::Atomic).collect();
+        assert_eq!(requests.len(), 5);
+        for (i, frame) in requests.iter().enumerate() {
+            let AtomicEth { va, rkey, swap_or_add, compare } = frame.packet.atomic.expect("an AtomicETH");
+            let sge = [end.memory.sge(8 * i..8 * i + 8).expect("the landing")];
+            let wr = match frame.opcode() {
+                Opcode::RcFetchAdd => CardSend::fetch_add(i as u64, &sge, va, rkey, swap_or_add),
+                _ => CardSend::compare_swap(i as u64, &sge, va, rkey, compare, swap_or_add),
+            };
+            end.qp.post_send(&[wr.signaled()]).expect("post");
+        }
+        story.wait(20 * US);
+        for frame in frames.iter().filter(|frame| frame.from() == A) {
+            let mut packet = frame.packet.clone();
+            packet.bth.dest_qp = end.qp.number();
+            lock(&story.room).inject(Side::B, &packet.build()).expect("inject");
+            story.wait(10 * US);
+        }
+        for (i, request) in requests.iter().enumerate() {
+            assert_eq!(story.completes(&end, i as u64).byte_len, 8);
+            story.memory_matches(&end.memory, 8 * i, &original(&frames, request.psn()).to_le_bytes());
+        }
+        let ours: Vec<Vec<u8>> = lock(&story.room)
+            .sights()
+            .iter()
+            .filter(|sight| sight.from == Side::A)
+            .map(|sight| normal(&sight.frame.bytes[..sight.frame.bytes.len() - 4]))
+            .collect();
+        assert_eq!(ours, requests.iter().map(|frame| normal(&frame.bytes)).collect::<Vec<_>>(), "{name}");
+        story.no_other_events();
+    }
+}
+
+/// A responder of captured READs and atomics: the card in the place of `side`, its memory as it was.
 struct Library {
     story: Story,
     end: End,
@@ -287,7 +349,8 @@ impl Library {
         let (story, end) = stand_in(&format!("golden_{name}_reads"), &frames, side, None);
         let mut regions = BTreeMap::new();
         for (key, (from, to)) in ranges(&frames, side) {
-            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+            let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            let rights = Access::LOCAL_WRITE | remote;
             let region = end.pd.allocate((to - from) as usize, rights).expect("allocate");
             regions.insert(key, (from, region));
         }
@@ -316,6 +379,12 @@ impl Library {
             let (from, region) = &self.regions[&reth.rkey];
             region.write((reth.va - from) as usize, &bytes).expect("the range is the capture's");
         }
+        for frame in self.frames.iter().filter(|frame| frame.kind() == Kind::Atomic) {
+            let (va, rkey, _) = names(frame).expect("an atomic has an address");
+            let (from, region) = &self.regions[&rkey];
+            let original = original(&self.frames, frame.psn()).to_le_bytes();
+            region.write((va - from) as usize, &original).expect("the range is the capture's");
+        }
         for reth in self
             .frames
             .iter()
@@ -331,13 +400,7 @@ impl Library {
     /// The peer's request in frame `i` comes again; what the card sent from then on.
     fn ask(&mut self, i: usize) -> Vec<Vec<u8>> {
         let before = lock(&self.story.room).sights().len();
-        let mut packet = self.frames[i].packet.clone();
-        packet.bth.dest_qp = self.end.qp.number();
-        if let Some(reth) = &mut packet.reth {
-            let (from, region) = &self.regions[&reth.rkey];
-            reth.va = region.addr() + (reth.va - from);
-            reth.rkey = region.rkey();
-        }
+        let packet = aimed(&self.frames[i], self.end.qp.number(), &self.regions, true);
         lock(&self.story.room).inject(Side::B, &packet.build()).expect("inject");
         self.story.wait(30 * US);
         let room = lock(&self.story.room);
@@ -347,32 +410,42 @@ impl Library {
 }
 
 #[test]
-fn the_card_answers_captured_reads_with_the_same_bytes() {
+fn the_card_answers_captured_reads_and_atomics_with_the_same_bytes() {
     for (name, lost, least) in [
         ("rc_read_bw", &[][..], 25),
         ("rc_read_mtu4096", &[], 15),
         ("rc_read_dropreq", &[1], 21),
-        // a WRITE, and a READ of what it wrote; in the first before atomics
-        ("v_mix", &[], 4),
+        // a WRITE, a READ of what it wrote; in the first atomics on it, up to the SEND
+        ("v_mix", &[], 6),
         ("v_psn_wrap", &[], 6),
+        ("rc_atomic_fa", &[], 5),
+        ("rc_atomic_cs", &[], 5),
+        // one asked again because its answer was lost; one doubled on the way
+        ("rc_atomic_dropack", &[], 6),
+        ("rc_atomic_dup", &[], 6),
     ] {
         let mut library = Library::open(name, A);
         let frames = &library.frames;
-        let atomic = |frame: &Frame| frame.kind() == Kind::Atomic;
-        let end = frames.iter().position(atomic).unwrap_or(frames.len());
+        let end = frames.iter().position(|frame| frame.kind() == Kind::Send).unwrap_or(frames.len());
         let requests: Vec<usize> = (0..end).filter(|i| frames[*i].from() != A).collect();
         library.fill();
         let mut ours = Vec::new();
         for i in requests.into_iter().filter(|i| !lost.contains(&(i + 1))) {
             ours.extend(library.ask(i));
         }
-        let is_theirs = |frame: &&Frame| frame.from() == A && frame.opcode() != Opcode::RcAtomicAcknowledge;
-        let theirs: Vec<&Frame> = library.frames.iter().filter(is_theirs).take(ours.len()).collect();
+        let mut theirs: Vec<&Frame> = library.frames.iter().filter(|frame| frame.from() == A).collect();
+        if name == "rc_atomic_dup" {
+            // answers were doubled on the way, too
+            theirs.dedup_by_key(|frame| frame.psn());
+            theirs.insert(3, theirs[2]);
+        }
+        theirs.truncate(ours.len());
         assert!(ours.len() >= least, "{name}: only {} frames", ours.len());
         for (mine, frame) in ours.iter().zip(theirs) {
             assert_eq!(normal(mine), normal(&frame.bytes), "{name}: PSN {}", frame.packet.bth.psn);
         }
         if lost.is_empty() {
+            library.story.allow(0, host::Reject::Duplicate);
             library.story.no_other_events();
         }
     }

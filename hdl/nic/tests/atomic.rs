@@ -123,6 +123,18 @@ impl Bench {
                 self.reads[i].step += 1;
             } else {
                 self.reads.remove(i);
+                // another client's data for the same address of its own memory comes in between
+                s.poke("read_data_valid", 1);
+                s.poke("read_data_client", self.pick.below(4));
+                s.poke("read_data_address", address);
+                s.poke_bits(
+                    "read_data_data",
+                    &Bits::from_bytes(8 * self.lanes, &vec![0x5a; self.lanes as usize]),
+                );
+                s.poke_bits(
+                    "read_data_lanes",
+                    &Bits::from_bytes(self.lanes, &vec![0xff; self.lanes as usize / 8]),
+                );
                 s.poke("read_done_valid", 1);
                 s.poke("read_done_client", 4);
                 s.poke("read_done_id", id);
@@ -193,18 +205,20 @@ fn compare_and_swap_and_fetch_and_add_do_what_they_say() {
     for c in [Config::small(), Config { name: "wide", data_bytes: 64, ..Config::small() }] {
         let mut b = Bench::new(1, c);
         b.memory.insert(0x1000, 7);
-        b.post(0, (3, 0x1000, false, 99, 6)); // differs: nothing is written
-        b.post(1, (3, 0x1000, false, 0x1122_3344_5566_7788, 7));
-        b.post(2, (3, 0x1000, true, u64::MAX, 0)); // minus one
-        b.post(3, (4, 0x1008, true, 5, 0));
+        // differs in its lowest bit, in one of the upper half: nothing is written
+        b.post(0, (3, 0x1000, false, 99, 6));
+        b.post(1, (3, 0x1000, false, 98, 1 << 32 | 7));
+        b.post(2, (3, 0x1000, false, 0x1122_3344_5566_7788, 7));
+        b.post(3, (3, 0x1000, true, u64::MAX, 0)); // minus one
+        b.post(4, (4, 0x1008, true, 5, 0));
         b.settle();
         assert_eq!(
             b.outcomes,
-            [(0, false, 7), (1, false, 7), (2, false, 0x1122_3344_5566_7788), (3, false, 0)]
+            [(0, false, 7), (1, false, 7), (2, false, 7), (3, false, 0x1122_3344_5566_7788), (4, false, 0)]
         );
         assert_eq!((b.memory[&0x1000], b.memory[&0x1008]), (0x1122_3344_5566_7787, 5));
-        assert_eq!((b.written, b.executed(3), b.executed(4)), (3, 3, 1));
-        assert_eq!(b.wakes, [3, 3, 3, 4]);
+        assert_eq!((b.written, b.executed(3), b.executed(4)), (3, 4, 1));
+        assert_eq!(b.wakes, [3, 3, 3, 3, 4]);
     }
 }
 

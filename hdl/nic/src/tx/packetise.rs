@@ -284,19 +284,13 @@ impl Module for Packetise {
         let checksum = delay("checksum", !(folded.bits(0, 16) + folded.bit(16).extend(16)));
 
         // 4: the header, first byte most significant
+        let of_ip = mux(outer.ipv6, lit(16, u64::from(ETHERTYPE_IPV6)), lit(16, u64::from(ETHERTYPE_IPV4)));
         let ethernet = EthernetHeaderBits {
             destination: path.dest_mac,
             source: path.src_mac,
-            ethertype: mux(
-                outer.tagged,
-                u64::from(ETHERTYPE_VLAN),
-                mux(outer.ipv6, lit(16, u64::from(ETHERTYPE_IPV6)), lit(16, u64::from(ETHERTYPE_IPV4))),
-            ),
+            ethertype: mux(outer.tagged, u64::from(ETHERTYPE_VLAN), of_ip),
         };
-        let tag = cat(&[
-            path.vlan_tag,
-            mux(outer.ipv6, lit(16, u64::from(ETHERTYPE_IPV6)), lit(16, u64::from(ETHERTYPE_IPV4))),
-        ]);
+        let tag = cat(&[path.vlan_tag, of_ip]);
         let ip6 = Ipv6HeaderBits {
             version: lit(4, 6),
             dscp: path.tos.bits(2, 6),

@@ -16,7 +16,7 @@ use crate::dma::{DmaBuffer, DmaSpace};
 use crate::event::{AsyncNotice, CompChannel, Events};
 use crate::mr::{MrMemory, Pd};
 use crate::qp::QpShared;
-use crate::ranges::{Range, Ranges};
+use crate::ranges::Ranges;
 use crate::{Error, Gid, Neighbours, Result, StaticNeighbours};
 use contract::CommandOpcode;
 use std::collections::HashMap;
@@ -151,9 +151,9 @@ pub(crate) struct Inner {
     pub(crate) page: u32,
     numbers: Mutex<[Numbers; 5]>,
     /// The card's memory of READs outstanding.
-    pub(crate) reads: Mutex<Ranges>,
+    pub(crate) reads: Ranges,
     /// The card's memory of READs owed to peers.
-    pub(crate) responses: Mutex<Ranges>,
+    pub(crate) responses: Ranges,
     /// How often each MR index was used: the tag of its next key.
     pub(crate) mr_uses: Mutex<HashMap<u32, u8>>,
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpShared>>>,
@@ -194,22 +194,6 @@ impl Inner {
         let limit = numbers.used.len() as u32;
         let (object, name) = (numbers.object, self.name());
         numbers.take().ok_or_else(|| Error::Exhausted { name: name.to_owned(), object, limit })
-    }
-
-    /// A range for `depth` READs outstanding.
-    pub(crate) fn take_reads(&self, depth: u32) -> Result<Range> {
-        let limit = self.attributes().read_count;
-        let range = lock(&self.reads).take(depth);
-        let object = "a place for READs outstanding";
-        range.ok_or_else(|| Error::Exhausted { name: self.name().to_owned(), object, limit })
-    }
-
-    /// A range for `depth` READs owed to a peer.
-    pub(crate) fn take_responses(&self, depth: u32) -> Result<Range> {
-        let limit = self.attributes().response_count;
-        let range = lock(&self.responses).take(depth);
-        let object = "a place for READs owed to peers";
-        range.ok_or_else(|| Error::Exhausted { name: self.name().to_owned(), object, limit })
     }
 
     pub(crate) fn release(&self, kind: Object, number: u32) {
@@ -320,8 +304,8 @@ impl Context {
             page: u32::from(attributes.doorbell_pages > 1),
             neighbours: options.neighbours.clone(),
             numbers: Mutex::new(numbers),
-            reads: Mutex::new(Ranges::new(attributes.read_count)),
-            responses: Mutex::new(Ranges::new(attributes.response_count)),
+            reads: Ranges::new("a place for READs outstanding", attributes.read_count),
+            responses: Ranges::new("a place for READs owed to peers", attributes.response_count),
             mr_uses: Mutex::default(),
             qps: Mutex::default(),
             cqs: Mutex::default(),

@@ -604,32 +604,28 @@ impl Qp {
             init_send: from == QpState::Rtr && to == QpState::Rts,
             ..Arguments::default()
         };
-        let depth = merged.max_dest_rd_atomic;
-        if arguments.init_receive && depth > 0 {
-            // a former attempt may have failed
-            self.release_responses(&mut control);
-            let range = qp.inner.take_responses(depth.into())?;
-            control.responses = Some(range);
+        let inner = &qp.inner;
+        let (owed, outstanding) = (merged.max_dest_rd_atomic, merged.max_rd_atomic);
+        if arguments.init_receive && owed > 0 {
+            let range = inner.responses.renew(&mut control.responses, owed.into(), inner.name())?;
             context.queues.response_base = range.base as u16;
             context.queues.response_log_size = range.log_size as u8;
         }
-        let held = control.responses.map_or(0, |range| 1 << range.log_size);
-        if mask.contains(AttrMask::MAX_DEST_RD_ATOMIC) && u32::from(depth) > held {
-            let allowed = format!("0..={held}, as taken at RTR");
-            return Err(range("modify a QP", "max_dest_rd_atomic", depth.into(), allowed));
-        }
-        let depth = merged.max_rd_atomic;
-        if arguments.init_send && depth > 0 {
-            self.release_reads(&mut control);
-            let range = qp.inner.take_reads(depth.into())?;
-            control.reads = Some(range);
+        if arguments.init_send && outstanding > 0 {
+            let range = inner.reads.renew(&mut control.reads, outstanding.into(), inner.name())?;
             context.queues.read_base = range.base as u16;
             context.queues.read_log_size = range.log_size as u8;
         }
-        let held = control.reads.map_or(0, |range| 1 << range.log_size);
-        if mask.contains(AttrMask::MAX_QP_RD_ATOMIC) && u32::from(depth) > held {
-            let allowed = format!("0..={held}, as taken at RTS");
-            return Err(range("modify a QP", "max_rd_atomic", depth.into(), allowed));
+        let depths = [
+            (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", owed, control.responses, "RTR"),
+            (AttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", outstanding, control.reads, "RTS"),
+        ];
+        for (bit, what, depth, taken, state) in depths {
+            let held = taken.map_or(0, |range| 1 << range.log_size);
+            if mask.contains(bit) && u32::from(depth) > held {
+                let allowed = format!("0..={held}, as taken at {state}");
+                return Err(range("modify a QP", what, depth.into(), allowed));
+            }
         }
         qp.write_context(&mut control, context, arguments)?;
         qp.max_rd_atomic.store(merged.max_rd_atomic, Ordering::Release);
@@ -647,8 +643,8 @@ impl Qp {
             let mut context = control.context;
             context.rights.state = QpState::Reset.code();
             qp.write_context(&mut control, context, Arguments { reset_all: true, ..Arguments::default() })?;
-            self.release_reads(&mut control);
-            self.release_responses(&mut control);
+            self.shared.inner.reads.release(&mut control.reads);
+            self.shared.inner.responses.release(&mut control.responses);
             qp.max_rd_atomic.store(0, Ordering::Release);
             control.attr = QpAttr::default();
             qp.state.store(QpState::Reset.code(), Ordering::Release);
@@ -658,18 +654,6 @@ impl Qp {
             qp.rq.clear();
             Ok(())
         })
-    }
-
-    fn release_reads(&self, control: &mut Control) {
-        if let Some(range) = control.reads.take() {
-            lock(&self.shared.inner.reads).release(range);
-        }
-    }
-
-    fn release_responses(&self, control: &mut Control) {
-        if let Some(range) = control.responses.take() {
-            lock(&self.shared.inner.responses).release(range);
-        }
     }
 
     fn check_values(&self, attr: &QpAttr, mask: AttrMask) -> Result<()> {
@@ -1030,8 +1014,8 @@ impl Drop for Qp {
                 state.detach(qp.qpn);
             });
             if gone {
-                self.release_reads(&mut control);
-                self.release_responses(&mut control);
+                self.shared.inner.reads.release(&mut control.reads);
+                self.shared.inner.responses.release(&mut control.responses);
                 qp.inner.release(Object::Qp, qp.qpn);
             }
         });

@@ -13,6 +13,7 @@
 mod captures;
 mod demo;
 mod fresh;
+mod formal;
 mod fuzz;
 mod generate;
 mod install;
@@ -58,6 +59,7 @@ pub const TASKS: &[Task] = &[
     captures::TASK,
     tools::TASK,
     synth::TASK,
+    formal::TASK,
     fuzz::TASK,
     soak::TASK,
     mutants::TASK,

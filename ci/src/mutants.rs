@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::{Args, Task, run};
+use crate::{Args, Task, run, synth};
 
 /// The task `mutants`.
 pub const TASK: Task = Task {
@@ -203,6 +203,8 @@ fn mutants(mut args: Args) -> Result<()> {
     if list.is_empty() {
         bail!("no fault of ci/mutants.txt has `{only}` in `TARGET: NAME`");
     }
+    // the proofs want it
+    synth::venv()?;
     let start = Instant::now();
     let bench = Bench::new()?;
     let blocks: BTreeSet<(&str, &str)> = list.iter().map(|m| (m.package.as_str(), m.test.as_str())).collect();

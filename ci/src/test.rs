@@ -34,6 +34,7 @@ fn test(args: Args) -> anyhow::Result<()> {
     steps.step("generated files", || generate::check(generate::GENERATORS));
     steps.step("requirements", spec::check);
     steps.step("ci/tools", || tools::tools().map(|()| Verdict::Passed));
+    steps.step("yosys", || synth::venv().map(|_| Verdict::Passed));
     let cleared = captures::clear();
     steps.step("cargo test", || {
         cleared?;

@@ -521,8 +521,8 @@ fn under_faults_of_every_kind_each_read_ends_once_and_fails_exactly_if_one_of_it
         assert_eq!(b.dones.len(), 48, "seed {seed}");
         b.run(8_300);
         assert_eq!(b.sim.peek("tags_in_use"), 0, "seed {seed}");
-        assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh), "seed {seed}");
-        assert_eq!(b.sim.peek("room_data"), u64::from(b.c.cpld), "seed {seed}");
+        assert_eq!(b.sim.peek("completion_room.room_headers"), u64::from(b.c.cplh), "seed {seed}");
+        assert_eq!(b.sim.peek("completion_room.room_data"), u64::from(b.c.cpld), "seed {seed}");
     }
 }
 
@@ -564,8 +564,8 @@ fn random_reads_of_up_to_4096_bytes_come_back_whole_at_every_bus_setting() {
         assert_eq!(b.sim.peek("tags_in_use"), 0);
         // all of the room came back
         b.run(4);
-        assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh), "seed {seed}");
-        assert_eq!(b.sim.peek("room_data"), u64::from(b.c.cpld), "seed {seed}");
+        assert_eq!(b.sim.peek("completion_room.room_headers"), u64::from(b.c.cplh), "seed {seed}");
+        assert_eq!(b.sim.peek("completion_room.room_data"), u64::from(b.c.cpld), "seed {seed}");
     }
 }
 
@@ -705,7 +705,7 @@ fn every_bad_status_fails_the_read_under_its_name_and_frees_the_tag() {
             let (outcomes, counts, mut b) = story(&answers);
             assert_eq!((outcomes, counts), (vec![true, false], vec![name]), "{answers:?}");
             assert_eq!(b.sim.peek("tags_in_use"), 0);
-            assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh));
+            assert_eq!(b.sim.peek("completion_room.room_headers"), u64::from(b.c.cplh));
         }
     }
 }
@@ -727,8 +727,8 @@ fn an_answer_that_is_not_what_is_owed_fails_the_read_and_quarantines_the_tag() {
         assert_eq!(b.sim.peek("tags_in_use"), 1, "{wrong:?}");
         b.run(2 * 2000 + 100);
         assert_eq!(b.sim.peek("tags_in_use"), 0, "{wrong:?}");
-        assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh));
-        assert_eq!(b.sim.peek("room_data"), u64::from(b.c.cpld));
+        assert_eq!(b.sim.peek("completion_room.room_headers"), u64::from(b.c.cplh));
+        assert_eq!(b.sim.peek("completion_room.room_data"), u64::from(b.c.cpld));
     }
 }
 
@@ -825,7 +825,7 @@ fn a_timed_out_tag_rests_for_a_whole_period_more_and_its_late_completion_writes_
     assert_eq!(b.outcomes(), [true, true, false]);
     b.run(2000);
     assert_eq!(b.sim.peek("tags_in_use"), 0);
-    assert_eq!(b.sim.peek("room_headers"), u64::from(b.c.cplh));
+    assert_eq!(b.sim.peek("completion_room.room_headers"), u64::from(b.c.cplh));
 }
 
 #[test]

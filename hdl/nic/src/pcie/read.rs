@@ -35,15 +35,17 @@ use crate::config::Config;
 use crate::flow::{
     CLIENT, Count, PcieConfig, READ_ADDRESS, READ_ID, ReadData, ReadDone, ReadRequest, TlpBeat,
 };
+use crate::pcie::completion_room::{CompletionRoom, Owed};
 use crate::pcie::header::{MemoryRequest, memory_header};
+use crate::pcie::tags::{Settle, Tags};
 use crate::pcie::transmit::block_mask;
 use crate::prim::fifo::Fifo;
 use crate::prim::pick::{from, lowest, one_hot, round_robin};
 use contract::Reject;
 use contract::pcie::{CompletionStatus, KIND_COMPLETION, TlpCompletionHeaderBits};
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, all_of, any_of, assert_always, cat, cover, lit, low, mux,
-    reg, reg_init, select, when, wire,
+    Bundle, Memory, Module, Ports, Sig, Stream, all_of, assert_always, cat, cover, lit, low, mux, reg,
+    reg_init, select, when, wire,
 };
 
 /// What this stage may count.
@@ -158,23 +160,12 @@ struct Outcome {
     failed: Sig,
 }
 
-/// Bits of the completion-room counters.
-const ROOM: u32 = 12;
 /// What passes through `enter`: a completion,
 const COMPLETION: u64 = 0;
 /// a tag whose time has come,
 const EXPIRY: u64 = 1;
 /// or a piece that ends before it was sent.
 const ABORT: u64 = 2;
-
-/// Worst-case completion headers and 16-byte data units of `bytes` (13 bits) at `iova` (7 low bits).
-fn worst_case(iova: Sig, bytes: Sig, rcb_128: Sig) -> (Sig, Sig) {
-    let blocks = |log: u32| {
-        let sum = bytes.extend(14) + iova.bits(0, log).extend(14) + lit(14, (1 << log) - 1);
-        mux(bytes.any(), sum.bits(log, 14 - log), lit(14 - log, 0))
-    };
-    (mux(rcb_128, blocks(7).resize(ROOM), blocks(6).resize(ROOM)), blocks(4).resize(ROOM))
-}
 
 impl Module for Read {
     type Io = ReadIo;
@@ -187,24 +178,20 @@ impl Module for Read {
     fn body(&self, io: &ReadIo) {
         let c = &self.0;
         let (tags, tag_bits, lane_bits) = (c.read_tags, c.tag_bits(), c.lane_bits());
-        let timeout = u64::from(c.completion_timeout_ticks);
 
         // --- what is known of each tag and each request
-        let live = reg_init("live", tags, 0);
-        let aging = reg_init("aging", tags, 0);
+        let tag_table = Tags { tags, time: 32, timeout: u64::from(c.completion_timeout_ticks) };
+        let table = hdl::instance("tags", &tag_table);
         // nothing has come yet: what is owed stands in `pieces`, else in `rests`
         let untouched = reg("untouched", tags);
         let slots_used = reg_init("slots_used", tags, 0);
         let slot_untouched = reg("slot_untouched", tags);
         let pieces = Memory::new("pieces", tags, Piece::total_width(c)).style("distributed");
         let rests = Memory::new("rests", tags, Rest::total_width(c)).style("distributed");
-        let deadlines = Memory::new("deadlines", tags, 32);
         let requests = Memory::new("requests", tags, Request::total_width(&())).style("distributed");
         let outcomes = Memory::new("outcomes", tags, Outcome::total_width(&())).style("distributed");
         let freed = wire("freed", 1);
-        let room_headers = reg_init("room_headers", ROOM, u64::from(c.cplh));
-        let room_data = reg_init("room_data", ROOM, u64::from(c.cpld));
-        let rcb_128 = reg_init("rcb_128", 1, 0);
+        let room = hdl::instance("completion_room", &CompletionRoom { cplh: c.cplh, cpld: c.cpld });
 
         // --- accept: the next client's request becomes the one that is walked
         let clients = [&io.gather, &io.fetch, &io.place, &io.command, &io.atomic];
@@ -284,14 +271,9 @@ impl Module for Read {
         });
         piece_valid.set(walk_moves | (piece_valid & !piece_moves));
         let (need_iova, need_bytes) = (reg("need_iova", 64), reg("need_bytes", 13));
-        let need_headers = reg("need_headers", ROOM);
-        let need_data = reg("need_data", ROOM);
         let need_piece = Piece::regs(c, "need_piece");
         need_valid.set(piece_moves | (need_valid & !need_leaves));
         when(piece_moves, || {
-            let (headers, data) = worst_case(piece_iova.bits(0, 7), piece_bytes, rcb_128);
-            need_headers.set(headers);
-            need_data.set(data);
             need_iova.set(piece_iova);
             need_bytes.set(piece_bytes);
             need_piece.assign(&Piece {
@@ -301,15 +283,14 @@ impl Module for Read {
             });
         });
 
+        room.announce.set(piece_moves);
+        room.piece.assign(&Owed { iova: piece_iova.bits(0, 7), bytes: piece_bytes });
+
         // --- fire: with tag and room it leaves
-        let flush_left = reg_init("flush_left", tag_bits + 1, 0);
-        let flushing = flush_left.any().named("flushing");
-        let abort = (flushing | io.flr | !io.pcie.bus_master).named("abort");
-        let tag = reg_init("tag", tag_bits, 0);
-        let tag_ready = reg_init("tag_ready", 1, 0);
+        let abort = (table.flushing | io.flr | !io.pcie.bus_master).named("abort");
+        let (tag, tag_ready) = (table.tag, table.ready);
         let out = hdl::instance("out", &Fifo { depth: 4, width: 128 });
-        let room_ok = room_headers.ge(need_headers) & room_data.ge(need_data);
-        let fire = (need_valid & !abort & tag_ready & room_ok & out.input.ready).named("fire");
+        let fire = (need_valid & !abort & tag_ready & room.ok & out.input.ready).named("fire");
         let abort_taken = wire("abort_taken", 1);
         need_leaves.set(fire | abort_taken);
         out.input.valid.set(fire);
@@ -330,55 +311,10 @@ impl Module for Read {
             last: hdl::high(),
         });
         pieces.write(fire, tag, need_piece.to_bits());
-        let now = io.now.bits(0, 32);
-        deadlines.write(fire, tag, now + lit(32, timeout));
-
-        let inject_valid = reg_init("inject_valid", 1, 0);
-        let inject_tag = reg("inject_tag", tag_bits);
-        // a tag about which the scan has a word under way is not handed out: the word would hit its next read
-        let spoken_of = one_hot(tags, inject_tag, inject_valid);
-        // nor one whose last completion is still passing
-        let passing = reg_init("passing", 1, 0);
-        let passing_tag = reg("passing_tag", tag_bits);
-        let mut spare = !(live | aging | spoken_of | one_hot(tags, passing_tag, passing));
-        if tags > 32 {
-            // 5-bit tags until extended tags are enabled
-            spare = spare & cat(&[io.pcie.extended_tag.repeat(tags - 32), lit(32, 0xffff_ffff)]);
-        }
-        when(fire, || tag_ready.set(0)).elif(!tag_ready, || {
-            tag.set(lowest(spare));
-            tag_ready.set(spare.any());
-        });
-
-        // --- scan: one tag every two clocks is held against its deadline
-        let scan = reg_init("scan", tag_bits, 0);
-        let scanned = reg_init("scanned", 1, 0);
-        let stale = reg("stale", 1);
-        let looks = (!scanned & !inject_valid).named("looks");
-        let due = deadlines.read("due", looks, scan);
-        scanned.set(looks);
-        // the word under `due` is older than a read that leaves in the clock of the look
-        stale.set(fire & tag.eq(scan));
-        let elapsed = now - due;
-        let late = (!elapsed.msb()).named("late");
-        let aged = late & elapsed.ge(lit(32, timeout));
-        let (scan_live, scan_aging) = (live.bit_at(scan), aging.bit_at(scan));
-        let hit = scanned & !stale & ((scan_live & (late | flushing)) | (scan_aging & aged));
-        let inject_sent = reg_init("inject_sent", 1, 0);
-        let inject_silent = reg("inject_silent", 1);
-        let inject_aged = reg("inject_aged", 1);
-        when(scanned, || {
-            scan.set(scan + 1);
-            when(flushing, || flush_left.set(flush_left - 1));
-        });
-        when(io.flr, || flush_left.set(lit(tag_bits + 1, u64::from(tags))));
-        when(hit, || {
-            inject_valid.set(1);
-            inject_tag.set(scan);
-            inject_silent.set(!late);
-            inject_aged.set(scan_aging);
-            inject_sent.set(0);
-        });
+        table.take.set(fire);
+        table.now.set(io.now.bits(0, 32));
+        table.flr.set(io.flr);
+        table.extended.set(io.pcie.extended_tag);
 
         // --- enter: completions, and between them what the scan and aborted pieces have to say
         // the last word of an earlier completion is written: everything waits one clock
@@ -401,15 +337,16 @@ impl Module for Read {
             (enter_valid & enter_first & judge_valid & judge_first & enter_tag.eq(judge_tag)).named("hazard");
         let enter_moves = (enter_valid & go & !hazard).named("enter_moves");
         let enter_free = !enter_valid | enter_moves;
-        let want_inject = inject_valid & !inject_sent;
+        let want_expiry = table.expiry.valid;
         let want_abort = need_valid & abort;
         let between = enter_free & !in_tlp;
-        let take_inject = (between & want_inject).named("take_inject");
-        abort_taken.set(between & want_abort & !want_inject);
-        io.rc.ready.set(enter_free & (in_tlp | !(want_inject | want_abort)));
+        let take_expiry = (between & want_expiry).named("take_expiry");
+        table.expiry.ready.set(between);
+        abort_taken.set(between & want_abort & !want_expiry);
+        io.rc.ready.set(enter_free & (in_tlp | !(want_expiry | want_abort)));
         let beat = &io.rc.data;
         when(io.rc.moves(), || in_tlp.set(!beat.last));
-        enter_valid.set(io.rc.moves() | take_inject | abort_taken | (enter_valid & !enter_moves));
+        enter_valid.set(io.rc.moves() | take_expiry | abort_taken | (enter_valid & !enter_moves));
         when(io.rc.moves(), || {
             enter_kind.set(COMPLETION);
             enter_first.set(!in_tlp);
@@ -418,14 +355,13 @@ impl Module for Read {
             enter_data.set(beat.data);
             enter_tag.set(TlpCompletionHeaderBits::unpack(beat.header.bits(32, 96)).tag.resize(tag_bits));
         });
-        when(take_inject | abort_taken, || {
-            enter_kind.set(mux(take_inject, lit(2, EXPIRY), lit(2, ABORT)));
+        when(take_expiry | abort_taken, || {
+            enter_kind.set(mux(take_expiry, lit(2, EXPIRY), lit(2, ABORT)));
             enter_first.set(1);
             enter_last.set(1);
-            enter_tag.set(inject_tag);
+            enter_tag.set(table.expiry.data.tag);
             enter_slot.set(need_piece.slot);
         });
-        when(take_inject, || inject_sent.set(1));
 
         // --- judge: is it owed, and what of it
         let judge_last = reg("judge_last", 1);
@@ -447,15 +383,19 @@ impl Module for Read {
             judge_header.set(enter_header);
             judge_data.set(enter_data);
             judge_tag.set(enter_tag);
-            judge_live.set(live.bit_at(enter_tag));
-            judge_aging.set(aging.bit_at(enter_tag));
+            judge_live.set(table.live.bit_at(enter_tag));
+            judge_aging.set(table.aging.bit_at(enter_tag));
             judge_slot.set(mux(enter_kind.eq(ABORT), enter_slot, piece.slot));
             judge_client.set(piece.client);
             judge_rest.assign(&piece.rest.or_else(c, untouched.bit_at(enter_tag), &rest));
         });
 
+        let passing = reg_init("passing", 1, 0);
+        let passing_tag = reg("passing_tag", tag_bits);
         when(judge_valid & go, || passing.set(!judge_last));
         when(judge_valid & judge_first, || passing_tag.set(judge_tag));
+        table.passing.set(passing);
+        table.passing_tag.set(passing_tag);
         let h = TlpCompletionHeaderBits::unpack(judge_header);
         let acts = (judge_valid & judge_first & go).named("acts");
         let completion = acts & judge_kind.eq(COMPLETION);
@@ -495,13 +435,15 @@ impl Module for Read {
         let good = (known & success & fits & !h.poisoned).named("good");
         let progress = good | poisoned;
         let expired = expiry & judge_live;
-        let released = expiry & judge_aging & inject_aged;
+        let released = expiry & judge_aging & table.expiry.data.aged;
         let over = progress & final_one;
         let code = |r: Reject| lit(6, r as u64);
 
         let count = Count::regs_zero(&(), "counted");
         io.count.assign(&count);
-        count.valid.set((completion & !known) | refused | misfit | poisoned | (expired & !inject_silent));
+        count
+            .valid
+            .set((completion & !known) | refused | misfit | poisoned | (expired & !table.expiry.data.silent));
         count.index.set(mux(
             expired,
             code(Reject::CompletionTimeout),
@@ -527,41 +469,18 @@ impl Module for Read {
         };
         rests.write(progress, judge_tag, after.to_bits());
         freed.set(over | refused | released);
-        let at = |enable: Sig| one_hot(tags, judge_tag, enable);
-        let fired = one_hot(tags, tag, fire);
-        live.set((live | fired) & !at(over | refused | misfit | expired));
-        aging.set((aging | at(misfit | expired)) & !at(released));
-        untouched.set((untouched | fired) & !at(progress));
-        when(expiry, || inject_valid.set(0));
-
-        let used = reg_init("used", tag_bits + 1, 0);
-        used.set(used + fire.extend(tag_bits + 1) - freed.extend(tag_bits + 1));
+        table.settle.assign(&Settle { tag: judge_tag, frees: freed, strays: misfit | expired, expiry });
+        untouched.set((untouched | one_hot(tags, tag, fire)) & !one_hot(tags, judge_tag, progress));
+        let used = table.used;
         io.tags_in_use.set(used);
 
-        // --- room comes back: the worst case of what was owed before, less that of what is owed still; two clocks
-        let back_valid = reg_init("back_valid", 1, 0);
-        let (back_iova, back_left) = (reg("back_iova", 7), reg("back_left", 13));
-        let (back_iova_after, back_left_after) = (reg("back_iova_after", 7), reg("back_left_after", 13));
-        back_valid.set(progress | freed);
-        back_iova.set(judge_rest.iova);
-        back_left.set(judge_rest.left);
-        back_iova_after.set(after.iova);
-        back_left_after.set(mux(progress, after.left, lit(13, 0)));
-        let give_valid = reg_init("give_valid", 1, 0);
-        let (give_headers, give_data) = (reg("give_headers", ROOM), reg("give_data", ROOM));
-        let before = worst_case(back_iova, back_left, rcb_128);
-        let still = worst_case(back_iova_after, back_left_after, rcb_128);
-        give_valid.set(back_valid);
-        give_headers.set(before.0 - still.0);
-        give_data.set(before.1 - still.1);
-        let sum = |room: Sig, need: Sig, give: Sig| {
-            room - mux(fire, need, lit(ROOM, 0)) + mux(give_valid, give, lit(ROOM, 0))
-        };
-        room_headers.set(sum(room_headers, need_headers, give_headers));
-        room_data.set(sum(room_data, need_data, give_data));
-        // the boundary may change only while nothing was reckoned by the old one
-        let reckoned = any_of(&[used.any(), piece_valid, need_valid, back_valid, give_valid]);
-        when(!reckoned, || rcb_128.set(io.pcie.rcb));
+        // --- room comes back: for what a completion brought, or for all that is not owed any more
+        room.fire.set(fire);
+        room.back.set(progress | freed);
+        room.before.assign(&Owed { iova: judge_rest.iova, bytes: judge_rest.left });
+        room.after.assign(&Owed { iova: after.iova, bytes: mux(progress, after.left, lit(13, 0)) });
+        room.rcb_128.set(io.pcie.rcb);
+        room.busy.set(used.any() | piece_valid | need_valid);
 
         // --- lay: the bytes at their place
         let lay_valid = reg_init("lay_valid", 1, 0);
@@ -688,12 +607,8 @@ impl Module for Read {
         io.done.assign(&done);
         io.idle.set(slots_used.none() & !done.valid);
 
-        assert_always("room_headers_kept", room_headers.le(lit(ROOM, u64::from(c.cplh))));
-        assert_always("room_data_kept", room_data.le(lit(ROOM, u64::from(c.cpld))));
-        assert_always("live_or_aging", (live & aging).none());
         cover("extra_word", flush);
         cover("same_tag_side_by_side", hazard);
-        cover("room_was_short", need_valid & !room_ok);
-        cover("tags_ran_out", need_valid & !tag_ready & spare.none());
+        cover("room_was_short", need_valid & !room.ok);
     }
 }

@@ -188,6 +188,8 @@ pub mod feature {
     pub const IPV6: u32 = 1 << 7;
     /// WQE push.
     pub const PUSH: u32 = 1 << 8;
+    /// SEND with invalidate and local invalidate.
+    pub const INVALIDATE: u32 = 1 << 9;
 }
 
 /// Offset of a reject counter.

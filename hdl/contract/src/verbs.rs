@@ -185,6 +185,9 @@ pub mod access {
     pub const REMOTE_READ: u8 = 4;
     /// Peers may do atomics.
     pub const REMOTE_ATOMIC: u8 = 8;
+    /// Of a region: requests of its protection domain may end its key, a local invalidate and a peer's SEND with
+    /// invalidate. Ours: the verbs' bit here speaks of huge pages, which a card does not see.
+    pub const INVALIDATE: u8 = 0x80;
 }
 
 codes! {

@@ -10,6 +10,9 @@
 //! anew), so none is in the middle of the QP, and complete finishes the CQEs that were on their way. The response,
 //! which follows in the same stream of writes, tells that no DMA touches the object and no CQE of it is to come.
 //!
+//! A key that a request ends (`invalidate`, from place) is made invalid beside all that, in a clock in which no command
+//! writes: after 20 clocks at most, whatever a command waits for. The object stays, for the driver to destroy.
+//!
 //! Requirements: CMD MEM QPS
 
 use crate::config::Config;
@@ -64,6 +67,8 @@ pub struct CommandIo {
     pub write: Stream<SmallWrite>,
     /// Words of objects.
     pub table: TableWrite,
+    /// Memory regions whose keys end now; taken in the clock of the write.
+    pub invalidate: Stream<Sig>,
     /// Fresh state words.
     pub initialise: Vec<Stream<Initialise>>,
     /// A QP's context has changed: what was posted in its old state may now be sent.
@@ -118,6 +123,7 @@ impl Ports for CommandIo {
             read_done: p.input("read_done", &()),
             write: p.source("write", &()),
             table: p.output("table", &()),
+            invalidate: p.sink("invalidate", &c.mr_bits().into()),
             initialise: (0..m.initialised).map(|i| p.source(&format!("initialise_{i}"), c)).collect(),
             changed: p.output("changed", c),
             fence_transmit: p.source("fence_transmit", &1.into()),
@@ -300,13 +306,25 @@ impl Module for Command {
         let word = reg("word", 5); // word of the context, 0..=16
         let shadow_write = wire("shadow_write", 1);
         shadow_write.set(low());
-        shadow.write(shadow_write, cat(&[table_of, index, word.bits(0, 4)]), quad);
+        let table = TableWrite::wires(&(), "put");
+        let ended = io.invalidate.data;
+        let ends = (io.invalidate.valid & !table.valid).named("ends_a_key");
+        io.invalidate.ready.set(!table.valid);
+        let ended_word = cat(&[lit(2, Table::Mr as u64), ended.resize(index_bits), lit(4, 0)]);
+        shadow.write(
+            shadow_write | ends,
+            mux(ends, ended_word, cat(&[table_of, index, word.bits(0, 4)])),
+            mux(ends, lit(64, 0), quad),
+        );
         let shadow_word_at = wire("shadow_word_at", 4);
         shadow_word_at.set(0);
         let shadowed = shadow.read("shadowed", high(), cat(&[table_of, index, shadow_word_at]));
 
-        let table = TableWrite::wires(&(), "put");
-        io.table.assign(&table);
+        io.table.valid.set(table.valid | ends);
+        io.table.table.set(mux(ends, lit(2, Table::Mr as u64), table.table));
+        io.table.index.set(mux(ends, ended.extend(16), table.index));
+        io.table.word.set(mux(ends, lit(4, 0), table.word));
+        io.table.data.set(mux(ends, lit(64, 0), table.data));
         table.valid.set(low());
         table.table.set(table_of);
         table.index.set(index.extend(16));

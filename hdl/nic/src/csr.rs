@@ -123,7 +123,14 @@ impl Csr {
             (r::VERSION, r::VERSION_VALUE),
             (r::LAYOUT_HASH, hash as u32),
             (r::LAYOUT_HASH + 4, (hash >> 32) as u32),
-            (r::FEATURES, r::feature::RC | r::feature::READ | r::feature::ATOMIC | r::feature::IPV6),
+            (
+                r::FEATURES,
+                r::feature::RC
+                    | r::feature::READ
+                    | r::feature::ATOMIC
+                    | r::feature::IPV6
+                    | r::feature::INVALIDATE,
+            ),
             (r::DATAPATH_BYTES, c.data_bytes),
             (r::CORE_CLOCK_KHZ, c.core_clock_khz),
             (r::TICKS_PER_4096NS, c.ticks_per_4096ns),

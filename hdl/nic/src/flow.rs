@@ -6,6 +6,7 @@
 //!                                                     check -Response-> acknowledge -Completion-> complete
 //!                                                                       acknowledge -Scatter-> place -Placement-> acknowledge
 //!                                                     place -Exchange-> atomic
+//!           segment -Invalidation-> place, place -region-> command -TableWrite-> everybody
 //! memory    fetch, gather, place, command, atomic -ReadRequest-> pcie read -ReadData, ReadDone->
 //!           place -PayloadWrite->, complete, notify, command, atomic -SmallWrite-> pcie write
 //! ```
@@ -136,6 +137,24 @@ pub struct Segment {
     pub sges: Sig,
     /// A READ response: the key in `sges` is the peer's and must allow REMOTE_READ.
     pub responds: Sig,
+    /// Of a READ that was answered whole before: if it cannot be answered now, nothing happens.
+    pub again: Sig,
+}
+
+/// A local invalidate whose turn has come: all before it of its send queue is retired, nothing behind it has begun. So
+/// there is one per QP at most.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Invalidation {
+    /// Whose.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Ring index of the WQE.
+    #[shape(INDEX)]
+    pub wqe_index: Sig,
+    /// The key that ends.
+    #[shape(32)]
+    pub key: Sig,
 }
 
 /// A frame whose payload lies whole in the transmit buffer. Payload byte 0 lies at `address`, whose low bits are such
@@ -203,7 +222,7 @@ pub struct PacketFields {
 }
 
 /// A local fault of a WQE under way: the requester must complete it in error. Or of a READ response: the QP is over. From
-/// place: with status 0 the data of that READ is in memory, whole.
+/// place: with status 0 the data of that READ is in memory, whole, or that local invalidate is done.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Fault {
@@ -218,6 +237,8 @@ pub struct Fault {
     pub status: Sig,
     /// Of a READ response, not of a WQE.
     pub responds: Sig,
+    /// Of a local invalidate (from place).
+    pub invalidates: Sig,
 }
 
 /// A beat of an Ethernet frame, from the destination MAC on. Toward the mac without FCS; from the mac with its FCS.
@@ -339,6 +360,8 @@ pub enum Action {
     Atomic = 8,
     /// Inside place only: the result of an atomic, in `iova`, through the SGEs of the read list.
     Value = 9,
+    /// Inside place only: a local invalidate of `key`.
+    Local = 10,
 }
 
 /// check's judgement of a request.
@@ -370,6 +393,9 @@ pub struct Verdict {
     pub iova: Sig,
     /// The MR asks for relaxed ordering.
     pub relaxed: Sig,
+    /// Key of a WRITE or atomic, which must hold until it is executed; the key that ends, if `with_inv`.
+    #[shape(32)]
+    pub key: Sig,
     /// Receive WQE of a SEND (and of a fatal NAK inside of one: it completes in error if `uses_wqe`); of a READ or atomic its number.
     #[shape(INDEX)]
     pub wqe_index: Sig,
@@ -389,6 +415,8 @@ pub struct Verdict {
     pub slot: Sig,
     /// The message ends with immediate data.
     pub with_imm: Sig,
+    /// The message ends with a key that ends.
+    pub with_inv: Sig,
     /// Solicited event wanted.
     pub solicited: Sig,
     /// Immediate data, byte 0 lowest.
@@ -491,11 +519,13 @@ pub struct Completion {
     /// Bytes of the message.
     #[shape(32)]
     pub byte_len: Sig,
-    /// Immediate data, byte 0 lowest.
+    /// Immediate data, or the key that has ended, byte 0 lowest.
     #[shape(32)]
     pub imm: Sig,
-    /// `imm` holds.
+    /// `imm` holds immediate data.
     pub with_imm: Sig,
+    /// `imm` holds a key.
+    pub with_inv: Sig,
     /// A solicited event.
     pub solicited: Sig,
 }

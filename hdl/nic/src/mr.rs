@@ -2,11 +2,14 @@
 //!
 //! In: (key, address, length, PD, rights wanted). Out, combinationally from the entry read: the IOVA, or the reason why
 //! not. Linear regions only: one IOVA range per region. A zero-length access asks nothing of any key.
+//! The same, without a range, for a request that would end the key ([`judge_end`]), and for what was judged before and is
+//! executed now ([`holds`]).
 //!
 //! Requirements: MEM READ RESP
 
 use contract::Reject;
 use contract::context::MrEntryBits;
+use contract::verbs::access;
 use hdl::{Sig, cat, lit, mux};
 
 /// The outcome of [`judge`].
@@ -27,24 +30,32 @@ pub fn judge(entry: &MrEntryBits, key: Sig, va: Sig, length: Sig, pd: Sig, right
     // 65 bits: offset + length cannot wrap unseen
     let end = cat(&[lit(1, 0), offset]) + length.extend(65);
     let inside = va.ge(entry.va) & end.le(cat(&[lit(1, 0), entry.length]));
-    let known = entry.valid;
+    let (granted, refusal) = grant(entry, key, pd, rights);
+    let empty = length.none();
+    let reject = mux(granted, lit(6, Reject::RkeyBounds as u64), refusal);
+    Access { ok: empty | (granted & inside), reject, iova: entry.iova + offset }
+}
+
+/// Judges a request of protection domain `pd` to end `key` under `entry`: whether it may, and the refusal otherwise.
+pub fn judge_end(entry: &MrEntryBits, key: Sig, pd: Sig) -> (Sig, Sig) {
+    grant(entry, key, pd, lit(8, u64::from(access::INVALIDATE)))
+}
+
+/// `key` is still that of `entry`: everything else about it was judged when the packet came, and cannot have changed.
+pub fn holds(entry: &MrEntryBits, key: Sig) -> Sig {
+    entry.valid & entry.tag.eq(key.bits(0, 8))
+}
+
+/// Key, PD and rights, without bounds.
+fn grant(entry: &MrEntryBits, key: Sig, pd: Sig, rights: Sig) -> (Sig, Sig) {
     let tag = entry.tag.eq(key.bits(0, 8));
     let same_pd = entry.pd.eq(pd);
     let allowed = (entry.access & rights).eq(rights);
-    let empty = length.none();
     let code = |r: Reject| lit(6, r as u64);
     let reject = mux(
-        !known,
+        !entry.valid,
         code(Reject::RkeyUnknown),
-        mux(
-            !tag,
-            code(Reject::RkeyTag),
-            mux(
-                !same_pd,
-                code(Reject::RkeyPd),
-                mux(!allowed, code(Reject::RkeyRights), code(Reject::RkeyBounds)),
-            ),
-        ),
+        mux(!tag, code(Reject::RkeyTag), mux(!same_pd, code(Reject::RkeyPd), code(Reject::RkeyRights))),
     );
-    Access { ok: empty | (known & tag & same_pd & allowed & inside), reject, iova: entry.iova + offset }
+    (entry.valid & tag & same_pd & allowed, reject)
 }

@@ -338,6 +338,8 @@ impl Nic {
         acknowledge.now.set(now);
         atomic.exchange.take(&place.exchange);
         place.exchanged.set(atomic.exchanged);
+        place.local.take(&segment.local);
+        command.invalidate.take(&place.invalidate);
         atomic.written.set(write.atomic_written);
         // a lost pulse costs a prefetch, not a receive: place reads what it misses
         let posted = Stream::<Wake>::wires(c, "posted");

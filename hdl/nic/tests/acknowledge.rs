@@ -249,7 +249,25 @@ impl Bench {
     }
     /// place: the data of READ `wqe` is in memory (status 0), or cannot be.
     fn placement(&mut self, qp: u32, wqe: u16, status: u8) {
-        self.give("placement", &[("qp", qp.into()), ("wqe_index", wqe.into()), ("status", status.into())]);
+        self.confirm(qp, wqe, status, false);
+    }
+    fn confirm(&mut self, qp: u32, wqe: u16, status: u8, invalidates: bool) {
+        let fields = [
+            ("qp", qp.into()),
+            ("wqe_index", wqe.into()),
+            ("status", status.into()),
+            ("invalidates", invalidates.into()),
+        ];
+        self.give("placement", &fields);
+    }
+    /// Segment's part: the next WQE is a local invalidate, all before it retired.
+    fn invalidate(&mut self, qp: u32, signaled: bool) -> u16 {
+        let wqe = self.send(qp, 0, signaled, 0);
+        let word = &mut self.rams[4].words[(qp as usize * 8) + (wqe as usize & 7)];
+        let mut record = Word::new(RECORD);
+        record.load(word);
+        *word = record.with("opcode", 6).bits();
+        wqe
     }
     /// Segment's part: the next WQE is a READ of `length` bytes at a path MTU of 256.
     fn send_read(&mut self, qp: u32, length: u32, signaled: bool) -> u16 {
@@ -319,6 +337,38 @@ impl Bench {
         self.now = r.get("deadline");
         self.run(30);
     }
+}
+
+#[test]
+fn a_local_invalidate_retires_when_place_has_done_it_and_has_no_psn() {
+    for signaled in [true, false] {
+        let mut b = Bench::new();
+        b.send(0, 2, false, 0);
+        b.respond(0, 1, ACK);
+        b.run(10);
+        let wakes = b.wakes.len();
+        let wqe = b.invalidate(0, signaled);
+        // an ACK that comes again, and time, change nothing
+        b.respond(0, 1, ACK);
+        b.settle();
+        assert_eq!((b.requester(0).get("armed"), b.done.len()), (0, 0));
+        assert_eq!(b.triple(0), (1, 2, 2, 1));
+        b.confirm(0, wqe, 0, true);
+        b.run(10);
+        assert_eq!(b.done, if signaled { vec![(0, 1, 6, 0, 0)] } else { vec![] });
+        assert_eq!((b.triple(0), b.wakes.len()), ((2, 2, 2, 2), wakes + 1), "segment may go on");
+        assert_eq!(b.requester(0).get("rd_placed"), 0, "it is no READ");
+        let next = b.send(0, 1, true, 0);
+        b.respond(0, 2, ACK);
+        assert_eq!(b.status().last(), Some(&(next, 0)));
+    }
+    // a key that may not be ended
+    let mut b = Bench::new();
+    let wqe = b.invalidate(0, false);
+    b.confirm(0, wqe, 2, true);
+    b.run(10);
+    assert_eq!(b.done, [(0, 0, 6, 2, 0)]);
+    assert_eq!(b.requester(0).get("halt"), 1);
 }
 
 #[test]

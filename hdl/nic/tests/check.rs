@@ -67,6 +67,9 @@ struct Verdict {
     with_imm: bool,
     solicited: bool,
     imm: u32,
+    /// Of a WRITE with payload and an atomic; of a SEND with invalidate the one that ends.
+    key: u32,
+    with_inv: bool,
 }
 
 /// What an atomic is to do: where, whether it adds, its operands.
@@ -227,9 +230,8 @@ impl Model {
         let opens = matches!(p.opcode, 0 | 4 | 5 | 6 | 10..=0x14 | 0x17);
         let closes = !matches!(p.opcode, 0 | 1 | 6 | 7);
         let imm = matches!(p.opcode, 3 | 5 | 9 | 11);
-        // SEND with invalidate is not of this version
-        let denied = matches!(p.opcode, 0x16 | 0x17)
-            || class == Class::Atomic && q.rights.access & 8 == 0
+        let inv = matches!(p.opcode, 0x16 | 0x17);
+        let denied = class == Class::Atomic && q.rights.access & 8 == 0
             || class == Class::Write && q.rights.access & 2 == 0
             || class == Class::Read && q.rights.access & 4 == 0;
         let shape = match p.opcode {
@@ -363,7 +365,8 @@ impl Model {
             me.reads.push(Read { psn: p.psn, packets, va, rkey, length, msn: me.msn, atomic });
             let read = q.reads.len() as u8;
             let action = if atomic.is_some() { ATOMIC } else { RESPOND };
-            let v = Verdict { action, qp: p.qpn, read, ..Verdict::default() };
+            let key = if action == ATOMIC { p.rkey } else { 0 };
+            let v = Verdict { action, qp: p.qpn, read, key, ..Verdict::default() };
             return (Outcome::Verdict(v), None, true);
         }
         me.done = offset + u64::from(length);
@@ -397,7 +400,13 @@ impl Model {
             slot: p.slot,
             with_imm: imm,
             solicited: p.solicited && closes,
-            imm: if imm { p.imm } else { 0 },
+            imm: if imm || inv { p.imm } else { 0 },
+            key: match class {
+                Class::Write if length > 0 => rkey,
+                Class::Send if inv => p.imm.swap_bytes(),
+                _ => 0,
+            },
+            with_inv: inv,
             ..Verdict::default()
         };
         (Outcome::Verdict(v), None, false)
@@ -577,7 +586,10 @@ impl Bench {
         let wqe = (get("uses_wqe") == 1).then(|| get("wqe_index") as u16);
         match action {
             REACK => {}
-            RESPOND | ATOMIC => v.read = get("wqe_index") as u8,
+            RESPOND | ATOMIC => {
+                v.read = get("wqe_index") as u8;
+                v.key = if action == ATOMIC { get("key") as u32 } else { 0 };
+            }
             REWIND => (v.read, v.psn) = (get("wqe_index") as u8, get("psn") as u32),
             NAK => {
                 v.psn = get("psn") as u32;
@@ -599,7 +611,10 @@ impl Bench {
                 v.slot = get("slot") as u8;
                 v.with_imm = get("with_imm") == 1;
                 v.solicited = get("solicited") == 1;
-                v.imm = if v.with_imm { get("imm") as u32 } else { 0 };
+                v.with_inv = get("with_inv") == 1;
+                v.imm = if v.with_imm || v.with_inv { get("imm") as u32 } else { 0 };
+                let keyed = action == WRITE && v.length > 0 || v.with_inv;
+                v.key = if keyed { get("key") as u32 } else { 0 };
             }
         }
         v
@@ -747,9 +762,22 @@ fn a_duplicate_is_acknowledged_again_and_a_faulty_one_is_dropped() {
     b.expect(&packet(0x04, 0, 5));
     assert_eq!(action(&b.expect(&packet(0x04, 0, 5))), REACK);
     assert_eq!(b.expect(&packet(0x04, 0, 257)).1, Some(Reject::BadLength));
-    assert_eq!(b.expect(&packet(0x17, 0, 0)).1, Some(Reject::AccessDenied));
+    // of a SEND with invalidate nobody looks at the key again
+    assert_eq!(action(&b.expect(&Packet { imm: 0, ..packet(0x17, 0, 0) })), REACK);
     // nothing of it moved the QP
     assert_eq!(action(&b.expect(&packet(0x04, 1, 5))), SEND);
+}
+
+#[test]
+fn a_send_with_invalidate_hands_its_key_on_with_its_last_packet() {
+    let mut b = Bench::new();
+    let key = KEY.swap_bytes();
+    let Outcome::Verdict(v) = b.expect(&Packet { imm: key, ..packet(0x17, 0, 0) }).0 else { panic!() };
+    assert_eq!((v.action, v.with_inv, v.with_imm, v.key), (SEND, true, false, KEY));
+    let Outcome::Verdict(v) = b.expect(&Packet { imm: key, ..packet(0x00, 1, 256) }).0 else { panic!() };
+    assert!(!v.with_inv);
+    let Outcome::Verdict(v) = b.expect(&Packet { imm: key, ..packet(0x16, 2, 5) }).0 else { panic!() };
+    assert_eq!((v.last, v.with_inv, v.key, v.offset), (true, true, KEY, 256));
 }
 
 #[test]
@@ -929,7 +957,7 @@ fn a_key_is_judged_for_the_whole_message_and_a_zero_length_asks_nothing() {
 
 #[test]
 fn what_the_qp_may_not_do_is_an_invalid_request() {
-    for opcode in [0x06, 0x0a, 0x0b, 0x0c, 0x13, 0x14, 0x17] {
+    for opcode in [0x06, 0x0a, 0x0b, 0x0c, 0x13, 0x14] {
         let mut b = Bench::new();
         b.model.qps[0].rights.access = 1;
         b.load();
@@ -1303,8 +1331,8 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
     let mtu = 128u16 << q.rights.path_mtu;
     let long = pick.one_in(2);
     let opcode = match q.open {
-        Open::None => pick.of(if long { &[0x00u8, 0x06, 0x0c] } else { &[0x04, 0x05, 0x0a, 0x0b] }),
-        Open::Send { .. } => pick.of(if long { &[0x01u8] } else { &[0x02, 0x03] }),
+        Open::None => pick.of(if long { &[0x00u8, 0x06, 0x0c] } else { &[0x04, 0x05, 0x0a, 0x0b, 0x17] }),
+        Open::Send { .. } => pick.of(if long { &[0x01u8] } else { &[0x02, 0x03, 0x16] }),
         Open::Write { remaining, .. } => {
             pick.of(if remaining > u64::from(mtu) { &[0x07u8] } else { &[0x08, 0x09] })
         }
@@ -1314,7 +1342,7 @@ fn random_packet(m: &Model, pick: &mut Choices) -> Packet {
         (true, _) => mtu,
         _ if matches!(opcode, 0x0c | 0x13 | 0x14) => 0,
         (_, Open::Write { remaining, .. }) => remaining as u16,
-        _ => pick.below(u64::from(mtu)) as u16 + u16::from(matches!(opcode, 2 | 3)),
+        _ => pick.below(u64::from(mtu)) as u16 + u16::from(matches!(opcode, 2 | 3 | 0x16)),
     };
     let dma_length = match opcode {
         6 => u32::from(mtu) + 1 + pick.below(600) as u32,

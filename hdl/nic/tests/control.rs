@@ -3,7 +3,7 @@
 //! Requirements: CARD CMD PCIE QPS QUE
 
 use contract::command::{CommandEntry, CommandResponse};
-use contract::context::{CqEntry, EqEntry, QpContext};
+use contract::context::{CqEntry, EqEntry, MrEntry, QpContext};
 use contract::doorbell::{CqDoorbell, EqDoorbell};
 use contract::register as r;
 use contract::ring::{Cqe, Eqe};
@@ -673,4 +673,64 @@ fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
     port.w0 = 0x0200_0000_000a | 4200 << 48;
     assert_eq!(command(&mut s, &mut n, port).0.status, ok);
     assert_eq!((s.peek("port_mac"), s.peek("port_mtu")), (0x0200_0000_000a, 4200));
+}
+
+#[test]
+fn a_key_ends_between_the_words_of_commands_and_its_region_stays() {
+    let mut s = start(&Command { c: Config::small(), initialised: 2 });
+    s.poke("command_base", 0x10_0000);
+    s.poke("response_base", 0x20_0000);
+    s.poke("log_depth", 2);
+    let mut n = 0;
+    let region =
+        MrEntry { valid: true, tag: 9, access: 0x83, pd: 4, va: 1, length: 2, iova: 3, ..MrEntry::default() };
+    let mut words = [0; 16];
+    for (word, bytes) in words.iter_mut().zip(region.pack().chunks(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().unwrap());
+    }
+    let entry = |opcode: CommandOpcode, index| CommandEntry {
+        opcode: opcode as u8,
+        index,
+        word_mask: 0xf,
+        ..Default::default()
+    };
+    let ok = CommandStatus::Ok as u8;
+    for index in [6, 7] {
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, index).with_data(&words));
+        assert_eq!(r.status, ok);
+    }
+    // idle: at once
+    s.poke("invalidate_valid", 1);
+    s.poke("invalidate", 6);
+    assert_eq!(s.peek("invalidate_ready"), 1);
+    let put = ["valid", "table", "index", "word", "data"].map(|f| s.peek(&format!("table_{f}")));
+    assert_eq!(put, [1, 1, 6, 0, 0]);
+    s.clock();
+    s.poke("invalidate_valid", 0);
+    assert_eq!(s.peek("table_valid"), 0);
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryMr, 6));
+    assert_eq!(
+        (r.status, r.data()[0] & 1, r.data()[1], r.data()[3]),
+        (ok, 0, 1, 3),
+        "it is there, its key is not"
+    );
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryMr, 7));
+    assert_eq!(r.data()[0], words[0]);
+    // while a command writes its words, not one of them is lost
+    s.poke("invalidate_valid", 1);
+    s.poke("invalidate", 7);
+    let (r, puts) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 8).with_data(&words));
+    assert_eq!(r.status, ok);
+    let of_command: Vec<u64> = puts.iter().filter(|p| p.1 == 8).map(|p| p.3).collect();
+    assert_eq!(of_command, words[..4]);
+    assert!(puts.iter().any(|p| *p == (1, 7, 0, 0)) && puts.iter().all(|p| p.1 == 8 || *p == (1, 7, 0, 0)));
+    s.poke("invalidate_valid", 0);
+    // the driver gives the region back, and its number is free
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 6).with_data(&words));
+    assert_eq!(r.status, CommandStatus::InUse as u8);
+    for opcode in [CommandOpcode::DestroyMr, CommandOpcode::CreateMr] {
+        assert_eq!(command(&mut s, &mut n, entry(opcode, 6).with_data(&words)).0.status, ok);
+    }
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryMr, 6));
+    assert_eq!(r.data()[..4], words[..4]);
 }

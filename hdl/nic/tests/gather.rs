@@ -120,6 +120,7 @@ struct Packet {
     length: u64,
     sges: Vec<Sge>,
     responds: bool,
+    again: bool,
 }
 
 impl Packet {
@@ -133,6 +134,7 @@ impl Packet {
             length,
             sges: sges.to_vec(),
             responds: false,
+            again: false,
         }
     }
 }
@@ -233,6 +235,7 @@ impl Bench {
                 ("wqe_index", p.wqe),
                 ("offset", p.offset),
                 ("responds", u64::from(p.responds)),
+                ("again", u64::from(p.again)),
             ] {
                 s.poke(&format!("segment_{f}"), v);
             }
@@ -505,6 +508,34 @@ fn a_read_response_wants_remote_read_and_its_fault_leaves_in_order_as_a_nak() {
     let p = Packet { opcode: 0x10, responds: true, ..Packet::new(1, 0, &[nothing]) };
     assert_eq!(b.one(&p), []);
     assert!(b.faults.is_empty());
+}
+
+#[test]
+fn a_response_to_a_duplicate_whose_key_has_ended_is_dropped_and_no_fault() {
+    for fails in [false, true] {
+        let mut b = Bench::new();
+        b.mrs[6].access = 4;
+        let sge = b.sge(6, 9, 100);
+        b.mrs[6].valid = fails;
+        let response = Packet { opcode: 0x0d, responds: true, again: true, ..Packet::new(2, 100, &[sge]) };
+        let after = Packet::new(3, 60, &[b.sge(5, 0, 60)]);
+        for p in [&response, &after] {
+            b.queue.push_back(Some(p.clone()));
+        }
+        b.settle();
+        while let Some(n) = (0..b.reads.len()).next_back() {
+            let failed = b.reads[n].id == 0;
+            b.deliver(n, failed);
+        }
+        b.settle();
+        let slots: Vec<Slot> = b.slots.drain(..).collect();
+        assert_eq!(slots.iter().map(|s| s.psn).collect::<Vec<_>>(), [3]);
+        assert_eq!(b.take(&slots[0]), b.payload(&after));
+        let reject = if fails { Reject::GatherFailed } else { Reject::SglKey };
+        assert_eq!((b.faults.len(), b.rejects.clone()), (0, vec![reject as u64]));
+        b.settle();
+        assert_eq!((b.gone, b.s.peek("idle")), (2, 1), "all room is free again");
+    }
 }
 
 #[test]

@@ -51,6 +51,9 @@ struct Verdict {
     with_imm: bool,
     solicited: bool,
     imm: u32,
+    /// Key of a WRITE or atomic, or the one that ends; `None`: that of the region.
+    key: Option<u32>,
+    with_inv: bool,
 }
 
 /// A packet of a READ response, as acknowledge gives it.
@@ -101,6 +104,15 @@ struct Bench {
     /// QP, WQE, status, pieces written by then.
     placements: Vec<(u32, u16, u8, usize)>,
     placement_ready: bool,
+    /// Local invalidates: QP, WQE, key; and what came of them, as of READs.
+    locals: VecDeque<(u32, u16, u32)>,
+    local_ends: Vec<(u32, u16, u8, usize)>,
+    /// Regions whose keys were ended.
+    ended: Vec<u64>,
+    /// command is busy with something else.
+    command_busy: bool,
+    /// WQE and `imm` of CQEs with a key that ended, and pieces written by then.
+    told_keys: Vec<(u16, u32, usize)>,
     doorbells: VecDeque<u32>,
     /// How often the write engine and complete take something: one clock in n.
     slow: u64,
@@ -190,6 +202,11 @@ impl Bench {
             responses: VecDeque::new(),
             placements: vec![],
             placement_ready: true,
+            locals: VecDeque::new(),
+            local_ends: vec![],
+            ended: vec![],
+            command_busy: false,
+            told_keys: vec![],
             doorbells: VecDeque::new(),
             slow: 1,
             pieces: vec![],
@@ -287,6 +304,8 @@ impl Bench {
                 ("with_imm", v.with_imm.into()),
                 ("solicited", v.solicited.into()),
                 ("imm", v.imm.into()),
+                ("key", v.key.unwrap_or(WQE_KEY).into()),
+                ("with_inv", v.with_inv.into()),
             ] {
                 s.poke(&format!("verdict_{n}"), x);
             }
@@ -309,6 +328,15 @@ impl Bench {
                 s.poke(&format!("data_{n}"), x);
             }
         }
+        let local = self.locals.pop_front();
+        s.poke("local_valid", u64::from(local.is_some()));
+        if let Some((qp, wqe, key)) = local {
+            assert_eq!(s.peek("local_ready"), 1, "a local invalidate is never refused");
+            for (n, x) in [("qp", qp), ("wqe_index", wqe.into()), ("key", key)] {
+                s.poke(&format!("local_{n}"), x.into());
+            }
+        }
+        s.poke("invalidate_ready", u64::from(!self.command_busy));
         let bell = self.doorbells.pop_front();
         s.poke("doorbell_valid", u64::from(bell.is_some()));
         s.poke("doorbell_qp", u64::from(bell.unwrap_or(0)));
@@ -364,7 +392,11 @@ impl Bench {
         if moves(s, "placement") {
             let mut get = |n: &str| s.peek(&format!("placement_{n}"));
             let told = (get("qp") as u32, get("wqe_index") as u16, get("status") as u8, self.written);
-            self.placements.push(told);
+            if get("invalidates") == 1 { &mut self.local_ends } else { &mut self.placements }.push(told);
+        }
+        let ends = moves(s, "invalidate").then(|| s.peek("invalidate"));
+        if let Some(region) = ends {
+            self.ended.push(region);
         }
         if moves(s, "payload") {
             let mut get = |n: &str| s.peek(&format!("payload_{n}"));
@@ -394,6 +426,9 @@ impl Bench {
                 imm,
             );
             self.done.push(done);
+            if get("with_inv") == 1 {
+                self.told_keys.push((done.1, get("imm") as u32, self.written));
+            }
         }
         if moves(s, "event") {
             assert_eq!((s.peek("event_kind"), s.peek("event_eq")), (2, 0));
@@ -416,6 +451,9 @@ impl Bench {
         self.stalls += s.peek("stall");
         let mut all: Vec<&mut Ram> = self.rams.iter_mut().collect();
         clock(&mut self.s, &mut all);
+        if let Some(region) = ends {
+            self.rams[5].words[region as usize] = Bits::zero(256);
+        }
         self.time += 1;
     }
     fn run(&mut self, clocks: u64) {
@@ -775,6 +813,211 @@ fn an_atomic_goes_on_when_everything_before_it_is_written_and_nothing_of_its_qp_
     b.s.poke("exchanged", 0);
     b.settle();
     assert_eq!(b.fences, 1);
+}
+
+/// A SEND of `length` bytes that ends `key`.
+fn send_with_inv(qp: u32, psn: u32, wqe: u16, length: u32, key: u32) -> Verdict {
+    Verdict { with_inv: true, key: Some(key), imm: key.swap_bytes(), ..send(qp, psn, wqe, length) }
+}
+/// Lets the key of region `index` be ended.
+fn endable(b: &mut Bench, index: usize) {
+    let entry = MrEntry::unpack(&b.rams[5].words[index].to_bytes().try_into().unwrap());
+    let access = entry.access | contract::verbs::access::INVALIDATE;
+    b.rams[5].words[index] = Bits::from_bytes(256, &MrEntry { access, ..entry }.pack());
+}
+
+#[test]
+fn a_key_ends_behind_the_bytes_of_its_send_and_before_all_that_follows() {
+    for length in [0, 64, 300] {
+        let mut b = Bench::new(1);
+        endable(&mut b, 2);
+        b.write_latency = 100;
+        // the message lands by the very key that it ends, in two pieces
+        b.post(0, &[sge(0x10_0000, 40), sge(0x10_1000, 400)]);
+        b.ring(0);
+        b.run(60);
+        b.offer(write(1, 100, 0x7000, 8));
+        b.offer(send_with_inv(0, 100, 0, length, WQE_KEY));
+        b.offer(write(1, 101, 0x7100, 8));
+        b.offer(write(2, 100, 0, 0));
+        b.settle();
+        let pieces = if length == 0 { 1 } else { 3 };
+        assert_eq!((b.pieces.len(), b.ended.clone()), (pieces, vec![2]), "{length} bytes");
+        assert_eq!(b.done, [(0, 0, 128, 0, length, None)]);
+        assert_eq!(b.told_keys, [(0, WQE_KEY.swap_bytes(), pieces)], "told when all before it is written");
+        assert_eq!(b.tail(0), (0x1f, 100, 1));
+        // the WRITE behind it, of another QP, was judged by check while the key held
+        assert_eq!((b.tail(1), b.rejects.clone()), ((0x62, 101, 1), vec![Reject::RkeyUnknown]));
+        assert_eq!(b.events, [(1, 3)]);
+        assert_eq!((b.placed(1).get("halt"), b.placed(2).get("halt")), (1, 0));
+        assert_eq!((b.released.len(), b.tail(2)), (4, (0x1f, 100, 1)), "a WRITE of nothing asks for no key");
+    }
+}
+
+#[test]
+fn a_key_that_may_not_be_ended_is_an_access_fault_and_nothing_of_the_packet_is_written() {
+    for (key, pd, access, reject) in [
+        (WQE_KEY ^ 1, 7, 0x81, Reject::RkeyTag),
+        (1 << 8 | 0x11, 7, 0x81, Reject::RkeyUnknown),
+        (WQE_KEY | 1 << 30, 7, 0x81, Reject::RkeyUnknown),
+        (WQE_KEY, 6, 0x81, Reject::RkeyPd),
+        (WQE_KEY, 7, 0x7f, Reject::RkeyRights),
+    ] {
+        let mut b = Bench::new(1);
+        let entry = MrEntry::unpack(&b.rams[5].words[2].to_bytes().try_into().unwrap());
+        let entry = MrEntry { pd, access, ..entry };
+        b.rams[5].words[2] = Bits::from_bytes(256, &entry.pack());
+        let held = b.rams[5].words.clone();
+        b.post(0, &[sge(0x10_0000, 64)]);
+        b.offer(send_with_inv(0, 100, 0, 64, key));
+        b.locals.push_back((1, 9, key));
+        b.settle();
+        assert_eq!((b.pieces.len(), b.ended.len()), (0, 0), "{reject:?}");
+        assert!(b.rams[5].words == held);
+        assert_eq!((b.tail(0), b.events.clone()), ((0x62, 100, 0), vec![(0, 3)]));
+        assert_eq!((b.done.clone(), b.told_keys.len()), (vec![(0, 0, 128, 8, 64, None)], 0));
+        // a local one is no fault of the receive side
+        assert_eq!(b.local_ends, [(1, 9, 2, 0)]);
+        assert_eq!((b.placed(1).get("halt"), b.rejects.clone()), (0, vec![reject; 2]));
+    }
+}
+
+#[test]
+fn a_local_invalidate_is_told_when_what_was_put_out_before_it_is_written() {
+    let mut b = Bench::new(1);
+    endable(&mut b, 2);
+    b.write_latency = 200;
+    b.offer(write(1, 100, 0x7000, 8));
+    b.run(20);
+    b.locals.push_back((0, 5, WQE_KEY));
+    b.run(100);
+    assert_eq!((b.ended.clone(), b.local_ends.len()), (vec![2], 0));
+    b.offer(write(1, 101, 0x7100, 8));
+    b.settle();
+    assert_eq!((b.local_ends.clone(), b.pieces.len()), (vec![(0, 5, 0, 1)], 1));
+    assert_eq!(b.tail(1), (0x62, 101, 1));
+    // it holds while command is busy
+    let mut b = Bench::new(1);
+    endable(&mut b, 2);
+    b.command_busy = true;
+    b.locals.push_back((0, 5, WQE_KEY));
+    b.run(50);
+    assert_eq!((b.ended.len(), b.local_ends.len()), (0, 0));
+    b.command_busy = false;
+    b.settle();
+    assert_eq!(b.local_ends, [(0, 5, 0, 0)]);
+}
+
+#[test]
+fn local_invalidates_and_packets_take_turns_whatever_comes() {
+    let mut b = Bench::new(3);
+    endable(&mut b, 2);
+    for n in 0..50u32 {
+        b.offer(write(1, 100 + n, 0x7000, 0));
+        b.responses.push_back(Scatter { qp: 2, wqe: n as u16, last: true, ..Scatter::default() });
+    }
+    // one per QP is what segment gives; all of them fail but the first
+    for qp in 0..QPS as u32 {
+        b.locals.push_back((qp, 1, WQE_KEY));
+    }
+    b.run(120);
+    assert_eq!(b.local_ends.len(), QPS, "not behind all of the others");
+    assert!(b.offers.len() > 10 && b.responses.len() > 10);
+    b.settle();
+    assert_eq!((b.placements.len(), b.tail(1)), (50, (0x1f, 149, 50)));
+    let statuses: Vec<u8> = b.local_ends.iter().map(|e| e.2).collect();
+    assert_eq!((statuses, b.ended.len()), (vec![0, 2, 2, 2], 1));
+}
+
+#[test]
+fn a_key_ends_only_when_no_atomic_is_under_way_and_an_atomic_behind_it_is_refused() {
+    let mut b = Bench::new(1);
+    endable(&mut b, 2);
+    let atomic = |qp, psn, number| Verdict { action: ATOMIC, ..read(qp, psn, number) };
+    b.offer(atomic(1, 100, 0));
+    b.offer(send_with_inv(0, 100, 0, 0, WQE_KEY));
+    b.post(0, &[]);
+    b.offer(atomic(2, 100, 0));
+    b.run(200);
+    assert_eq!((b.exchanges.len(), b.ended.len(), b.done.len()), (1, 0, 0));
+    b.s.poke("exchanged", 1);
+    b.clock();
+    b.s.poke("exchanged", 0);
+    b.settle();
+    assert_eq!((b.exchanges.len(), b.ended.len(), b.done.len()), (1, 1, 1));
+    assert_eq!((b.tail(2), b.placed(2).get("res_head")), ((0x62, 100, 0), 0));
+    assert_eq!((b.rejects.clone(), b.events.clone()), (vec![Reject::RkeyUnknown], vec![(2, 3)]));
+    // a local one waits likewise
+    let mut b = Bench::new(1);
+    endable(&mut b, 2);
+    b.offer(atomic(1, 100, 0));
+    b.run(20);
+    b.locals.push_back((0, 7, WQE_KEY));
+    b.run(200);
+    assert_eq!(b.ended.len(), 0);
+    b.s.poke("exchanged", 1);
+    b.clock();
+    b.s.poke("exchanged", 0);
+    b.settle();
+    assert_eq!(b.local_ends, [(0, 7, 0, 0)]);
+}
+
+#[test]
+fn a_write_that_was_parked_finds_its_key_ended_meanwhile() {
+    let mut b = Bench::new(1);
+    endable(&mut b, 2);
+    b.latency = (400, 401);
+    b.post(1, &[]);
+    b.post(1, &[sge(0x10_0000, 64)]);
+    b.offer(send(1, 100, 1, 64));
+    let last = Verdict { wqe: Some(2), with_imm: true, imm: 5, ..write(1, 101, 0x7000, 8) };
+    b.offer(last);
+    b.run(50);
+    b.post(0, &[]);
+    b.offer(send_with_inv(0, 100, 0, 0, WQE_KEY));
+    b.run(50);
+    assert_eq!((b.ended.len(), b.told_keys.len()), (1, 1));
+    b.settle();
+    assert_eq!(b.pieces, [], "neither by the key of the WRITE nor by that of the receive");
+    assert_eq!(b.rejects, [Reject::LkeyBad, Reject::QpHalted]);
+    // alone: the receive of the WRITE with immediate goes down with it
+    let mut b = Bench::new(1);
+    b.rams[5].words[2] = Bits::zero(256);
+    b.offer(last);
+    b.settle();
+    assert_eq!((b.tail(1), b.done.clone()), ((0x62, 101, 0), vec![(1, 2, 129, 8, 8, None)]));
+}
+
+#[test]
+fn a_new_life_of_a_qp_waits_for_the_local_invalidate_of_the_last_one() {
+    let mut b = Bench::new(1);
+    endable(&mut b, 2);
+    b.command_busy = true;
+    b.locals.push_back((0, 5, WQE_KEY));
+    b.run(20);
+    let err = QpRights { state: QpState::Err as u8, valid: true, pd: 7, ..Default::default() };
+    b.rams[0].words[3] = Bits::from_bytes(256, &err.pack());
+    b.locals.push_back((3, 6, WQE_KEY));
+    b.run(5);
+    for (n, v) in [("valid", 1), ("qp", 3), ("receive", 1)] {
+        b.s.poke(&format!("initialise_{n}"), v);
+    }
+    b.run(50);
+    assert_eq!(b.s.peek("initialise_ready"), 0);
+    b.command_busy = false;
+    for n in 0.. {
+        b.clock();
+        if b.s.peek("initialise_ready") == 1 {
+            break;
+        }
+        assert!(n < 60, "the next life never begins");
+    }
+    b.clock();
+    b.s.poke("initialise_valid", 0);
+    b.settle();
+    // that of a QP in error is not done and not told
+    assert_eq!((b.local_ends.clone(), b.ended.len()), (vec![(0, 5, 0, 0)], 1));
+    assert_eq!(b.rejects, [Reject::WrongQpState]);
 }
 
 #[test]

@@ -30,6 +30,8 @@ struct Packet {
     value: u64,
     compare: u64,
     responds: bool,
+    again: bool,
+    imm: u64,
     /// Address, length and key of the first SGE.
     sge: (u64, u64, u64),
     va: u64,
@@ -58,6 +60,8 @@ struct Bench {
     responses: Vec<Packet>,
     kicks: Vec<u64>,
     faults: Vec<(u64, u64, u64)>,
+    /// QP, WQE, key.
+    locals: Vec<(u64, u64, u64)>,
     rejects: Vec<u64>,
     retransmits: u64,
     fences: u64,
@@ -72,7 +76,7 @@ impl Bench {
         let n = c.qps as usize;
         let mut s = Interpreter::new(&elaborate(&Segment(c)).unwrap());
         reset(&mut s);
-        for ready in ["done_ready", "kick_ready", "fault_ready"] {
+        for ready in ["done_ready", "kick_ready", "fault_ready", "local_ready"] {
             s.poke(ready, 1);
         }
         let rights = QpRights { state: QpState::Rts as u8, valid: true, path_mtu: 3, ..QpRights::default() };
@@ -107,6 +111,7 @@ impl Bench {
             responses: vec![],
             kicks: vec![],
             faults: vec![],
+            locals: vec![],
             rejects: vec![],
             retransmits: 0,
             fences: 0,
@@ -169,7 +174,7 @@ impl Bench {
             }
             let data = stream == "data";
             self.inside += u64::from(data);
-            let [wqe, offset, responds] = ["wqe_index", "offset", "responds"]
+            let [wqe, offset, responds, again] = ["wqe_index", "offset", "responds", "again"]
                 .map(|f| if data { s.peek(&format!("data_{f}")) } else { 0 });
             let sges = if data { s.peek_bits("data_sges") } else { Bits::zero(512) };
             let mut get = |f: &str| s.peek(&format!("{packet}_{f}"));
@@ -192,6 +197,8 @@ impl Bench {
                 value: get("value"),
                 compare: get("compare"),
                 responds: responds == 1,
+                again: again == 1,
+                imm: get("imm"),
                 sge: (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32)),
                 va: get("va"),
             };
@@ -202,6 +209,9 @@ impl Bench {
         }
         if s.peek("fault_valid") == 1 {
             self.faults.push((s.peek("fault_qp"), s.peek("fault_wqe_index"), s.peek("fault_status")));
+        }
+        if s.peek("local_valid") == 1 {
+            self.locals.push((s.peek("local_qp"), s.peek("local_wqe_index"), s.peek("local_key")));
         }
         if s.peek("count_valid") == 1 {
             self.rejects.push(s.peek("count_index"));
@@ -404,6 +414,69 @@ fn every_length_is_cut_at_every_path_mtu() {
         }
     }
     assert_eq!(b.retransmits, 0);
+}
+
+#[test]
+fn a_send_with_invalidate_names_its_key_and_its_last_packet_is_of_that_kind() {
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.start_at(5, 0x100, 0);
+    for (length, opcodes) in [(0, vec![0x17]), (256, vec![0x17]), (600, vec![0x00, 0x01, 0x16])] {
+        b.packets.clear();
+        let imm = 0x4433_2211;
+        let index = b.post(5, SendWqe { opcode: 9, imm, solicited: true, ..write(length) });
+        b.run(5);
+        let last = b.packets.last().unwrap().clone();
+        assert_eq!(b.packets.iter().map(|p| p.opcode).collect::<Vec<_>>(), opcodes);
+        assert_eq!((last.imm, last.solicited, last.ack_req), (imm.into(), true, true));
+        assert_eq!(b.records[&(5 * 32 + u64::from(index))].opcode, 0);
+        b.acknowledge_all(5);
+    }
+    assert_eq!((b.locals.len(), b.rejects.len()), (0, 0));
+}
+
+#[test]
+fn a_local_invalidate_waits_for_all_before_it_and_all_behind_waits_for_it() {
+    let mut b = Bench::new();
+    b.start_at(5, 0x100, 7);
+    b.post(5, write(8));
+    let index = b.post(5, SendWqe { opcode: 7, imm: 0x1122_3344, ..SendWqe::default() });
+    b.post(5, write(8));
+    b.run(5);
+    assert_eq!((b.packets.len(), b.locals.len()), (1, 0), "the WRITE may have to go again by that key");
+    b.acknowledge_all(5);
+    b.run(5);
+    assert_eq!(b.locals, [(5, u64::from(index), 0x4433_2211)]);
+    assert_eq!((b.packets.len(), b.tx[5].next_psn, b.tx[5].assigned), (1, 0x101, 9));
+    let at = 5 * 32 + u64::from(index);
+    let record = Record { last_psn: 0x100, signaled: 0, opcode: 6, status: 0, length: 0, is_read: 0 };
+    assert_eq!(b.records[&at], record);
+    // a wake on the way changes nothing
+    b.run(5);
+    b.run(5);
+    assert_eq!((b.packets.len(), b.locals.len()), (1, 1));
+    // acknowledge has retired it
+    let r = &mut b.requester[5];
+    (r.una_wqe, r.got_wqe) = (9, 9);
+    b.run(5);
+    assert_eq!((b.packets.len(), b.packets[1].psn, b.packets[1].wqe), (2, 0x101, 9));
+    // two in a row: one after the other
+    b.acknowledge_all(5);
+    for _ in 0..2 {
+        b.post(5, SendWqe { opcode: 7, imm: 1, ..SendWqe::default() });
+    }
+    b.run(5);
+    assert_eq!((b.locals.len(), b.tx[5].assigned), (2, 11));
+    let r = &mut b.requester[5];
+    (r.una_wqe, r.got_wqe) = (11, 11);
+    b.run(5);
+    assert_eq!((b.locals.len(), b.tx[5].assigned, b.tx[5].next_psn), (3, 12, 0x102));
+    // in SQD none begins
+    let mut b = Bench::new();
+    b.rights[5].state = QpState::Sqd as u8;
+    b.post(5, SendWqe { opcode: 7, ..SendWqe::default() });
+    b.run(5);
+    assert_eq!(b.locals.len(), 0);
 }
 
 fn read(length: u64) -> SendWqe {
@@ -1170,15 +1243,16 @@ fn nothing_is_sent_while_any_condition_forbids_it() {
 #[test]
 fn every_kind_of_bad_wqe_is_recorded_and_halts_what_follows() {
     let good = write(100);
-    let kinds: [(SendWqe, Option<u16>, bool, Reject); 13] = [
+    let kinds: [(SendWqe, Option<u16>, bool, Reject); 14] = [
         (good, None, true, Reject::SqFetchFailed),
         (good, Some(77), false, Reject::WqeIndex),
         (SendWqe { opcode: 4, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { opcode: 5, ..write(8) }, None, false, Reject::WqeOpcode),
-        (SendWqe { opcode: 7, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 8, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { opcode: 6, ..write(4) }, None, false, Reject::WqeLength),
         (SendWqe { opcode: 5, num_sge: 2, ..write(8) }, None, false, Reject::WqeLength),
-        (SendWqe { opcode: 9, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 10, ..good }, None, false, Reject::WqeOpcode),
+        (SendWqe { opcode: 7, inline: true, ..good }, None, false, Reject::WqeLength),
         (SendWqe { opcode: 255, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { inline: true, ..good }, None, false, Reject::WqeLength),
         (SendWqe { num_sge: 5, ..good }, None, false, Reject::WqeLength),

@@ -23,6 +23,7 @@
 //! * Nothing but its own responses answers a READ. An ACK or a response behind one that is missing stops at it: an
 //!   implied NAK, which costs a retry and goes back, once per gap (`implied`); after that the timer decides.
 //! * A READ retires when place confirms that its data is in memory, so the CQEs are in order and never before the data.
+//! * A local invalidate has no PSN and retires when place confirms it; it is the oldest then, and alone.
 //! * A timeout costs a retry. With none left the oldest WQE completes with RETRY_EXC_ERR. Progress refills both counts.
 //! * A fault (local, named by WQE) and a bad WQE (named by its record) complete in error when all before them retired.
 //!   What ends the QP while READs still wait for their confirmation is kept as such a fault.
@@ -84,7 +85,7 @@ pub struct AcknowledgeIo {
     /// Local faults, from gather.
     #[sink(c.config.clone())]
     pub fault: Stream<Fault>,
-    /// From place, in order per QP: the data of a READ is in memory (status 0), or cannot be.
+    /// From place, in order per QP: the data of a READ is in memory, or a key has ended (status 0), or cannot be.
     #[sink(c.config.clone())]
     pub placement: Stream<Fault>,
     /// Payload of READ responses and the fence, to place.
@@ -322,8 +323,11 @@ impl Module for Acknowledge {
             when(words, || kept.set(value));
             kept
         };
+        let told = is(Source::Placement);
+        let confirmed = told & fault.status.none();
+        let key_ended = (confirmed & fault.invalidates).named("key_ended");
         let claims = keep("claims", valid);
-        let claim = keep("claim", claim_now);
+        let claim = keep("claim", mux(answer, claim_now, r.una_psn));
         let claim_moves = keep("claim_moves", valid & claim_now.ne(r.una_psn));
         let is_payload = keep("is_payload", valid & payload);
         let may_imply = keep("may_imply", valid & (payload | ack));
@@ -348,7 +352,7 @@ impl Module for Acknowledge {
         let shift = keep("log_path_mtu", rights.path_mtu + 7);
         let cut = keep("cut", read_cut(rights.max_inflight));
         let cqn = keep("cqn", queues.send_cqn.bits(0, c.cq_bits()));
-        let passing = keep("passing", valid);
+        let passing = keep("passing", valid | key_ended);
         // in this walk: something was answered, something retired, the claim stopped at a READ
         let moved = keep("moved", low());
         let retired = keep("retired", low());
@@ -366,8 +370,6 @@ impl Module for Acknowledge {
             began.armed.set(0);
             began.waiting.set(0);
         });
-        let told = is(Source::Placement);
-        let confirmed = told & fault.status.none();
         let ahead = !(fault.wqe_index - r.una_wqe).msb();
         let older = !r.fault | (fault.wqe_index - r.fault_wqe).msb();
         // a READ of the peer: a QP that never came to RTS has them, too
@@ -394,7 +396,7 @@ impl Module for Acknowledge {
             began.fault_wqe.set(fault.wqe_index);
             began.fault_status.set(fault.status);
         });
-        when(confirmed, || began.rd_placed.set(r.rd_placed + 1));
+        when(confirmed & !key_ended, || began.rd_placed.set(r.rd_placed + 1));
         when(words, || w.assign(&began));
         let acts = timeout_now | rnr_over_now | start_timer | stop_timer;
         let dead = !alive & !scanned;
@@ -522,6 +524,7 @@ impl Module for Acknowledge {
             byte_len: record.length,
             imm: lit(32, 0),
             with_imm: low(),
+            with_inv: low(),
             solicited: low(),
         });
         let free_to_go = !record.signaled | done.ready;

@@ -20,8 +20,9 @@
 //! again, and an RNR NAK counts as the NAK of the gap behind it. A duplicate is never NAKed.
 //!
 //! A fatal NAK halts the QP here. If a SEND was open its receive WQE goes with the verdict (`uses_wqe`) and completes
-//! in error; a WQE that the failing packet itself would have taken stays posted. SEND with invalidate is not executed
-//! by this version: it is refused as a right that the QP lacks (NAK 0x61).
+//! in error; a WQE that the failing packet itself would have taken stays posted. The key that a SEND with invalidate
+//! ends goes with the verdict: place judges it when its turn comes, since those before it may end it, too. So does the
+//! key of a WRITE or atomic, for the same reason.
 //!
 //! A READ takes as many PSNs as it has responses, an atomic one, and both a place in the QP's ring of [`OwedRead`],
 //! written here; of an atomic the [`Operands`], too. Only `max_dest_rd_atomic` of them (and no more than the ring holds) may be unanswered, one more is NAK 0x61; so what is
@@ -298,8 +299,7 @@ impl Module for Check {
         let sequence_now =
             mux(opens, word.open_send | word.open_write, mux(send, !word.open_send, !word.open_write));
         let grants = |right: u8| (rights.access & lit(8, u64::from(right))).any();
-        let denied_now = invalidate
-            | (atomic & !grants(access::REMOTE_ATOMIC))
+        let denied_now = (atomic & !grants(access::REMOTE_ATOMIC))
             | (write & !grants(access::REMOTE_WRITE))
             | (read & !grants(access::REMOTE_READ));
         let queues = QpQueuesBits::unpack(io.queues_word);
@@ -490,6 +490,7 @@ impl Module for Check {
             ));
             verdict.iova.set(iova);
             verdict.relaxed.set(relaxed);
+            verdict.key.set(mux(invalidate, h.imm.swap_bytes(), key));
             verdict.wqe_index.set(mux(
                 keeps & !nak & !nak_gap,
                 mux(rewind, probe, e.res_head).extend(INDEX),
@@ -501,6 +502,7 @@ impl Module for Check {
             verdict.address.set(h.address);
             verdict.slot.set(h.slot);
             verdict.with_imm.set(immediate);
+            verdict.with_inv.set(invalidate);
             verdict.solicited.set(h.solicited & closes);
             verdict.imm.set(h.imm);
         });

@@ -161,6 +161,7 @@ impl Module for Complete {
         cqe.status = work.status;
         cqe.qpn = work.qp.extend(24);
         cqe.with_imm = work.with_imm;
+        cqe.with_inv = work.with_inv;
         cqe.solicited = work.solicited;
         cqe.byte_len = work.byte_len;
         cqe.imm = work.imm;

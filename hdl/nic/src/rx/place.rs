@@ -5,13 +5,14 @@
 //! verdicts > [4] > rest, words > key, emit per piece > payload write ----> [16] > finish: placed, CQE, event, wake
 //!               \> miss queue: SENDs whose receive WQE is not here yet      ^ written, in order
 //! data > [4] --> as a SEND, but through the SGEs of the read list; never parked > finish: placement
+//! local > [QPs] > rest, words > judge, invalidate --------------------------------> finish: placement
 //! ```
 //! In: verdicts of check. Out: one `payload` per contiguous piece (a WRITE has one, a SEND one per SGE that it touches);
 //! after the write engine has told that a piece was `written`, in order: the tail (ACK or NAK) in `placed`, the receive
 //! CQE, the slot, a wake for schedule. Requests and READ responses take turns.
 //!
 //! A WRITE takes 3 clocks, a SEND of one piece 4 (measured), each further piece 2, each SGE that is skipped 1; a packet
-//! without payload 3. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
+//! without payload 3, an atomic 4; the end of a key 3 more. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
 //! notify, and for a free miss entry (a packet that must go behind a parked one of its QP).
 //!
 //! Receive WQEs are read ahead ([`crate::rx::receive_wqes`]). A SEND whose WQE is still on its way is parked, and all
@@ -30,6 +31,15 @@
 //! (`exchanged`), and with it what is behind it here: one read of host memory. A duplicate READ asks segment to go back; of two that segment
 //! has not seen yet the older remains, which reaches both.
 //!
+//! A key ends in the order of place: a SEND with invalidate whose key is the QP's to end has its payload put out, then
+//! `invalidate` asks command for it, and only then it is over here. What comes behind, of any QP, finds the key gone:
+//! the key of a WRITE or atomic is looked at again when its turn comes (NAK 0x62, LOC_ACCESS_ERR of a WQE in use), those
+//! of SGEs are judged here anyhow. What came before is written when `finish` reports, since finish is in order; atomics
+//! are waited for as above. A key that may not be ended: NAK 0x62, LOC_ACCESS_ERR, nothing of that packet written. So the
+//! CQE tells that nobody writes by that key any more; a READ response that gather has begun is not waited for.
+//! A local invalidate goes the same way, from segment, in turn with the others; a key that may not be ended is
+//! LOC_QP_OP_ERR. A QP's next life waits until its last one's is through.
+//!
 //! Of a READ of this side: SGEs that are too short (LOC_LEN_ERR) or whose key does not allow it (LOC_PROT_ERR) make a `placement` with
 //! that status instead of one with status 0 when the last byte is written; in order per QP, nothing is NAKed.
 //!
@@ -42,8 +52,8 @@
 
 use crate::config::Config;
 use crate::flow::{
-    ACTION, Action, Completion, Count, Event, Exchange, Fault, PayloadWrite, ReadData, ReadDone, ReadRequest,
-    Scatter, Verdict, Wake,
+    ACTION, Action, Completion, Count, Event, Exchange, Fault, Invalidation, PayloadWrite, ReadData,
+    ReadDone, ReadRequest, Scatter, Verdict, Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
@@ -75,6 +85,10 @@ pub const REJECTS: &[Reject] = &[
     Reject::WqeFetchFailed,
     Reject::SglTooShort,
     Reject::SglKey,
+    Reject::RkeyUnknown,
+    Reject::RkeyTag,
+    Reject::RkeyPd,
+    Reject::RkeyRights,
 ];
 
 /// The stage, for one card configuration.
@@ -94,6 +108,12 @@ pub struct PlaceIo {
     /// READ responses and the fence, from acknowledge.
     #[sink(c.config.clone())]
     pub data: Stream<Scatter>,
+    /// Local invalidates: one per QP at most, so never refused.
+    #[sink(c.config.clone())]
+    pub local: Stream<Invalidation>,
+    /// A memory region whose key ends; taken in the clock of the write.
+    #[source(c.config.mr_bits())]
+    pub invalidate: Stream<Sig>,
     /// Atomics to execute: everything before them is written.
     #[source(c.config.clone())]
     pub exchange: Stream<Exchange>,
@@ -242,7 +262,10 @@ struct Finish {
     #[shape(32)]
     imm: Sig,
     with_imm: Sig,
+    with_inv: Sig,
     solicited: Sig,
+    /// A local invalidate.
+    local: Sig,
 }
 
 /// Kinds of [`Finish`].
@@ -263,8 +286,10 @@ enum Kind {
 enum Phase {
     Rest,
     Words,
+    Judge,
     Key,
     Emit,
+    Invalidate,
     Push,
 }
 
@@ -292,6 +317,7 @@ impl Module for Place {
         io.verdict.ready.set(fifo.input.ready);
         let arrived = Verdict::from_bits(c, fifo.output.data);
         let data = buffer("data_fifo", c, VERDICTS, &io.data);
+        let locals = buffer("locals", c, c.qps, &io.local);
         let parked = Memory::new("parked", misses, width).style("distributed");
         let used = reg_init("used", misses, 0);
         let retry = reg_init("retry", misses, 0);
@@ -318,15 +344,18 @@ impl Module for Place {
         let consumed = Stream::<WqeName>::wires(c, "consumed");
         let from_miss = runnable.any();
         let from_verdicts = fifo.output.valid & !fence_held;
-        let data_first = reg_init("data_first", 1, 0);
+        let (data_first, local_first) = (reg_init("data_first", 1, 0), reg_init("local_first", 1, 0));
+        let has_data = data.valid & !data.data.fence;
+        let from_local =
+            (!from_miss & locals.valid & (!(from_verdicts | has_data) | local_first)).named("from_local");
         let from_data =
-            (!from_miss & data.valid & !data.data.fence & (!from_verdicts | data_first)).named("from_data");
+            (!from_miss & !from_local & has_data & (!from_verdicts | data_first)).named("from_data");
         // atomics pushed and not yet executed, and whose; kept until there are none
         let atomics = reg_init("atomics", 8, 0);
         let atomic_of = reg_init("atomic_of", c.qps, 0);
         let overtakes = hdl::wire("would_overtake", 1);
-        let begin =
-            (resting & consumed.ready & (from_miss | from_verdicts | from_data) & !overtakes).named("begins");
+        let some = any_of(&[from_miss, from_verdicts, from_data, from_local]);
+        let begin = (resting & consumed.ready & some & !overtakes).named("begins");
         let nothing = Verdict::wires(c, "nothing");
         nothing.assign_zero();
         let scatter = Verdict {
@@ -345,13 +374,22 @@ impl Module for Place {
             slot: data.data.slot,
             ..nothing
         };
-        let chosen = again.or_else(c, from_miss, &scatter.or_else(c, from_data, &arrived));
-        overtakes.set(
-            (from_miss | from_verdicts)
-                & (is(&chosen, Action::Write) | is(&chosen, Action::Send))
-                & atomics.any()
-                & atomic_of.bit_at(chosen.qp),
-        );
+        let ends_key = Verdict {
+            action: lit(ACTION, Action::Local.code()),
+            qp: locals.data.qp,
+            key: locals.data.key,
+            wqe_index: locals.data.wqe_index,
+            last: hdl::high(),
+            with_inv: hdl::high(),
+            ..nothing
+        };
+        let fresh = scatter.or_else(c, from_data, &ends_key.or_else(c, from_local, &arrived));
+        let chosen = again.or_else(c, from_miss, &fresh);
+        // an atomic by the key is judged already
+        let ends = is(&chosen, Action::Local) | (is(&chosen, Action::Send) & chosen.with_inv);
+        let overtakes_own =
+            (is(&chosen, Action::Write) | is(&chosen, Action::Send)) & atomic_of.bit_at(chosen.qp);
+        overtakes.set(some & (ends | overtakes_own) & atomics.any());
         let v = Verdict::regs(c, "under_way");
         let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
         let unwanted = reg("is_unwanted", 1);
@@ -361,6 +399,7 @@ impl Module for Place {
             entry.set(again_at);
             unwanted.set(from_data & data.data.discard);
             data_first.set(!from_data);
+            local_first.set(!from_local);
             to(Phase::Words);
         });
         io.list_address.set(data.data.entry);
@@ -379,12 +418,16 @@ impl Module for Place {
         let dead = reg_init("dead", c.qps, 0);
         let is_dead = dead.bit_at(v.qp);
         let (fence, send, write) = (is(&v, Action::Fence), is(&v, Action::Send), is(&v, Action::Write));
+        let (local, is_atomic) = (is(&v, Action::Local), is(&v, Action::Atomic));
+        let ends_key = (local | (send & v.with_inv)).named("ends_key");
         let reads = is(&v, Action::Data) | is(&v, Action::Value);
+        // of this side's send queue
+        let own = reads | local;
         let scatters = (send | reads).named("scatters");
         let holds = (scatters | write).named("holds_slot");
         let discard = (!fence & (is_dead | !receives | unwanted)).named("discard");
         let same = bits(&|i| used.bit(i as u32) & whose[i].eq(v.qp)).named("same_qp");
-        let behind = !missed & same.any() & !fence & !reads;
+        let behind = !missed & same.any() & !fence & !own;
         let loads = send & v.length.any();
         let missing = loads & !wqes.present & !wqes.failed;
         let full = used.all();
@@ -394,8 +437,9 @@ impl Module for Place {
         let still = (words & missed & !discard & missing).named("still_missing");
         let go = (words & !park & !stall & !still).named("go");
         let unread = go & !discard & loads & wqes.failed;
-        fifo.output.ready.set(words & !missed & !stall & !reads);
+        fifo.output.ready.set(words & !missed & !stall & !own);
         data.ready.set(words & (reads | (fence & !missed)));
+        locals.ready.set(words & local);
         wqes.missed_valid.set((park | still) & missing);
         wqes.missed_qp.set(v.qp);
 
@@ -410,6 +454,7 @@ impl Module for Place {
         let pd = reg("pd", 24);
         let (fault, fault_syndrome, fault_status) =
             (reg("fault", 1), reg("fault_syndrome", 8), reg("fault_status", 8));
+        let cause = reg("cause", 6);
         let (lost, gone) = (reg("discarded", 1), reg("state_left", 1));
         let landing = mux(reads, io.list_word.resize(RECEIVE_WQE * 8), wqes.wqe);
         let sge_at = |i: u32| SgeBits::unpack(landing.bits(i * 128, 128));
@@ -427,6 +472,7 @@ impl Module for Place {
             fault.set(unread);
             fault_syndrome.set(0x63);
             fault_status.set(status(WcStatus::LocQpOpErr));
+            cause.set(reason(Reject::WqeFetchFailed));
             lost.set(discard);
             gone.set(!receives);
             to(Phase::Rest);
@@ -437,6 +483,36 @@ impl Module for Place {
                 when(scatters, || to(Phase::Key));
                 when(write, || to(Phase::Emit));
             });
+            when(!discard & !unread & (ends_key | is_atomic), || to(Phase::Judge));
+        });
+
+        // judge: the key that ends, or that of an atomic. Its word is read again in every clock in which no SGE's is
+        let entry_word = MrEntryBits::unpack(io.mr_word);
+        let beyond = |key: Sig| key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any();
+        let held = mr::holds(&entry_word, v.key);
+        let gone_reason = mux(entry_word.valid, reason(Reject::RkeyTag), reason(Reject::RkeyUnknown));
+        let (may_end, end_refusal) = mr::judge_end(&entry_word, v.key, pd);
+        let may_end = may_end & !beyond(v.key);
+        let judging = at(Phase::Judge).named("judging");
+        let judged_bad = (judging & !mux(is_atomic, held, may_end)).named("judged_bad");
+        when(judging, || {
+            when(send & v.length.any(), || to(Phase::Key))
+                .elif(is_atomic, || to(Phase::Push))
+                .otherwise(|| to(Phase::Invalidate));
+        });
+        let access_fault = |why: Sig| {
+            fault.set(1);
+            fault_syndrome.set(0x62);
+            fault_status.set(mux(local, status(WcStatus::LocQpOpErr), status(WcStatus::LocAccessErr)));
+            cause.set(why);
+            to(Phase::Push);
+        };
+        when(judged_bad, || {
+            access_fault(mux(
+                is_atomic,
+                gone_reason,
+                mux(beyond(v.key), reason(Reject::RkeyUnknown), end_refusal),
+            ))
         });
 
         // key: the SGE under the offset
@@ -446,7 +522,9 @@ impl Module for Place {
             list.set(cat(&[lit(128, 0), list.bits(128, list.width() - 128)]));
             count.set(count - 1);
         };
-        io.mr_address.set(sge.lkey.bits(8, c.mr_bits()));
+        let emitting = at(Phase::Emit).named("emitting");
+        let key = mux(keying | (emitting & scatters), sge.lkey, v.key);
+        io.mr_address.set(key.bits(8, c.mr_bits()));
         let too_short = (keying & (needed.gt(total) | count.none())).named("too_short");
         let over = (keying & !too_short & skip.ge(sge.length)).named("skip_sge");
         let left = sge.length - skip;
@@ -463,22 +541,21 @@ impl Module for Place {
             fault.set(1);
             fault_syndrome.set(0x61);
             fault_status.set(status(WcStatus::LocLenErr));
+            cause.set(mux(reads, reason(Reject::SglTooShort), reason(Reject::ReceiveTooShort)));
             to(Phase::Push);
         });
 
         // emit: a piece and what follows it
-        let emitting = at(Phase::Emit).named("emitting");
-        let entry_word = MrEntryBits::unpack(io.mr_word);
         let va = sge.addr + skip.extend(64);
         let rights_wanted = lit(8, u64::from(access::LOCAL_WRITE));
         let judged = mr::judge(&entry_word, sge.lkey, va, piece.extend(32), pd, rights_wanted);
-        let beyond = sge.lkey.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any();
-        let bad_key = (emitting & scatters & (!judged.ok | beyond)).named("bad_key");
+        let bad_key = (emitting & scatters & (!judged.ok | beyond(sge.lkey))).named("bad_key");
+        let ended_key = (emitting & write & !held).named("ended_key");
         let length = mux(scatters, piece, rest);
         let whole = length.eq(rest);
         let payload = Stream::<PayloadWrite>::wires(c, "piece_out");
         let finish = Stream::<Finish>::wires(c, "finish_in");
-        let write_piece = emitting & !bad_key;
+        let write_piece = emitting & !bad_key & !ended_key;
         payload.valid.set(write_piece & finish.ready);
         payload.data.assign(&PayloadWrite {
             iova: mux(scatters, judged.iova, v.iova),
@@ -496,23 +573,33 @@ impl Module for Place {
             at_byte.set(at_byte + length.resize(c.packet_address_bits()));
             skip.set(0);
             next_sge();
-            when(whole, || to(Phase::Rest)).otherwise(|| to(Phase::Key));
+            when(whole & ends_key, || to(Phase::Invalidate))
+                .elif(whole, || to(Phase::Rest))
+                .otherwise(|| to(Phase::Key));
         });
+        when(ended_key, || access_fault(gone_reason));
         when(bad_key, || {
             fault.set(1);
             fault_syndrome.set(0x63);
             fault_status.set(status(WcStatus::LocProtErr));
+            cause.set(mux(reads, reason(Reject::SglKey), reason(Reject::LkeyBad)));
             to(Phase::Push);
         });
 
+        // invalidate: what is judged behind it finds the key gone
+        io.invalidate.valid.set(at(Phase::Invalidate));
+        io.invalidate.data.set(v.key.bits(8, c.mr_bits()));
+        when(io.invalidate.moves(), || to(Phase::Push));
+
         // push: a packet without (further) payload
         let pushing = at(Phase::Push).named("pushing");
-        let naks = is(&v, Action::Nak) | (fault & !reads);
-        let fatal = (is(&v, Action::Nak) & v.fatal) | (fault & !reads);
+        let naks = is(&v, Action::Nak) | (fault & !own);
+        let fatal = (is(&v, Action::Nak) & v.fatal) | (fault & !own);
+        let over_emitted = whole & !ends_key;
         finish.valid.set(pushing | (write_piece & payload.ready));
         finish.data.assign(&Finish {
             piece: emitting,
-            ends: pushing | whole,
+            ends: pushing | over_emitted,
             kind: mux(
                 fence,
                 kind(Kind::Fence),
@@ -520,7 +607,7 @@ impl Module for Place {
                     lost,
                     kind(Kind::Discard),
                     mux(
-                        reads,
+                        own,
                         kind(Kind::Read),
                         mux(
                             naks,
@@ -534,7 +621,7 @@ impl Module for Place {
                                     mux(
                                         is(&v, Action::Rewind),
                                         kind(Kind::Rewind),
-                                        mux(is(&v, Action::Atomic), kind(Kind::Atomic), kind(Kind::Accept)),
+                                        mux(is_atomic, kind(Kind::Atomic), kind(Kind::Accept)),
                                     ),
                                 ),
                             ),
@@ -550,21 +637,23 @@ impl Module for Place {
             syndrome: mux(fault, fault_syndrome, v.syndrome),
             holds,
             slot: v.slot,
-            reports: mux(naks, fatal & (v.uses_wqe | fault), v.last & v.uses_wqe) & !lost,
+            reports: mux(naks, fatal, v.last) & v.uses_wqe & !lost,
             status: mux(fault, fault_status, mux(naks, status(WcStatus::LocQpOpErr), lit(8, 0))),
             wqe_index: v.wqe_index,
             write,
             byte_len: v.offset + v.length.extend(32),
             imm: v.imm,
             with_imm: v.with_imm & v.last & !naks,
+            with_inv: v.with_inv & !naks,
             solicited: v.solicited & !naks,
+            local,
         });
         let pushed = (pushing & finish.ready).named("pushed");
         when(pushed, || to(Phase::Rest));
-        let new_atomic = (pushed & is(&v, Action::Atomic) & !lost).named("new_atomic");
+        let new_atomic = (pushed & is_atomic & !lost & !fault).named("new_atomic");
         atomics.set(atomics + new_atomic.extend(8) - io.exchanged.extend(8));
         atomic_of.set((atomic_of & atomics.any().repeat(c.qps)) | (bit(new_atomic, v.qp)));
-        let over_now = (pushed | (emitted & whole)).named("packet_over");
+        let over_now = (pushed | (emitted & over_emitted)).named("packet_over");
         consumed.valid.set(over_now & !lost & !naks & v.uses_wqe & v.last & holds);
         consumed.data.assign(&WqeName { qp: v.qp, index: v.wqe_index });
         wqes.consumed.take(&consumed);
@@ -578,15 +667,7 @@ impl Module for Place {
         io.count.index.set(mux(
             lost,
             mux(gone, reason(Reject::WrongQpState), reason(Reject::QpHalted)),
-            mux(
-                fault_syndrome.eq(0x61),
-                mux(reads, reason(Reject::SglTooShort), reason(Reject::ReceiveTooShort)),
-                mux(
-                    fault_status.eq(status(WcStatus::LocProtErr)),
-                    mux(reads, reason(Reject::SglKey), reason(Reject::LkeyBad)),
-                    reason(Reject::WqeFetchFailed),
-                ),
-            ),
+            cause,
         ));
 
         // the miss queue's book
@@ -636,8 +717,13 @@ impl Module for Place {
             wqe_index: f.wqe_index,
             status: f.status,
             responds: hdl::low(),
+            invalidates: f.local,
         });
         io.placement.take(&placements);
+        // local invalidates inside
+        let local_of = reg_init("local_of", c.qps, 0);
+        let local_over = (f_read | f_discard) & f.local;
+        local_of.set((local_of & !bit(local_over, f.qp)) | bit(io.local.moves(), io.local.data.qp));
         let acknowledges = !any_of(&[Kind::Fence, Kind::Discard, Kind::Read].map(is_kind));
         let packet = f_rest & here & f.ends & acknowledges & !io.initialise.valid;
         io.finish_address.set(f.qp);
@@ -701,6 +787,7 @@ impl Module for Place {
             byte_len: f.byte_len,
             imm: f.imm,
             with_imm: f.with_imm,
+            with_inv: f.with_inv,
             solicited: f.solicited,
         });
         event.valid.set(done & f.fatal);
@@ -740,9 +827,11 @@ impl Module for Place {
         // the own word, and a new start
         let i = &io.initialise.data;
         let clears = i.receive | i.reset;
-        let begin_anew = (f_rest & io.initialise.valid & clears & wqes.forget.ready).named("begin_anew");
-        io.initialise.ready.set(f_rest & (!clears | wqes.forget.ready));
-        wqes.forget.valid.set(f_rest & io.initialise.valid & clears);
+        let may_clear = !local_of.bit_at(i.qp);
+        let begin_anew =
+            (f_rest & io.initialise.valid & clears & may_clear & wqes.forget.ready).named("begin_anew");
+        io.initialise.ready.set(f_rest & (!clears | (may_clear & wqes.forget.ready)));
+        wqes.forget.valid.set(f_rest & io.initialise.valid & clears & may_clear);
         wqes.forget.data.qp.set(i.qp);
         let start = Placed::wires(&(), "start");
         start.assign_zero();
@@ -768,6 +857,7 @@ impl Module for Place {
                 & f_rest
                 & !fifo.output.valid
                 & !data.valid
+                & local_of.none()
                 & !placements.valid
                 & used.none()
                 & !finish_word.valid

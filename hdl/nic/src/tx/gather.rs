@@ -43,8 +43,8 @@ use contract::ring::SgeBits;
 use contract::verbs::access;
 use contract::{Opcode, Reject, Syndrome, WcStatus};
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, cat, index_width, instance, lit, mux, reg, reg_init, select,
-    when,
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, index_width, instance, lit, low, mux, reg, reg_init,
+    select, when,
 };
 
 /// What this stage may count.
@@ -116,6 +116,7 @@ struct Frame {
     #[shape(INDEX)]
     wqe_index: Sig,
     responds: Sig,
+    again: Sig,
 }
 
 /// A piece of payload within one SGE.
@@ -219,6 +220,7 @@ impl Module for Gather {
             words: need,
             wqe_index: segment.wqe_index,
             responds: segment.responds,
+            again: segment.again,
         };
         frames.write(reserve, number(tail), frame.to_bits());
         when(reserve, || {
@@ -335,9 +337,11 @@ impl Module for Gather {
         // the oldest frame not yet out
         let at_out = |set: Sig| set.bit_at(number(out));
         let over = (out.ne(tail) & at_out(closed & !waits)).named("over");
-        let dropped = (over & at_out(orphan)).named("dropped");
-        let complete = (over & !dropped).named("complete");
         let faulty = at_out(bad_key | too_short | broken);
+        // the peer has had that READ: it asked again before its key ended, or somebody doubled its packet
+        let needless = faulty & leaving.responds & leaving.again;
+        let dropped = (over & (at_out(orphan) | needless)).named("dropped");
+        let complete = (over & !dropped).named("complete");
         // a response that failed: the fault first, then its NAK in its place
         let refuses = (faulty & leaving.responds).named("refuses");
         let told = reg_init("fault_told", 1, 0);
@@ -360,6 +364,7 @@ impl Module for Gather {
         });
         io.fault.valid.set(complete & faulty & !told);
         io.fault.data.responds.set(leaving.responds);
+        io.fault.data.invalidates.set(low());
         io.fault.data.qp.set(leaving.packet.qp);
         io.fault.data.wqe_index.set(leaving.wqe_index);
         let key_fault = at_out(bad_key);
@@ -373,7 +378,7 @@ impl Module for Gather {
         ));
         io.count.valid.set(io.fault.moves() | dropped);
         io.count.index.set(mux(
-            dropped,
+            at_out(orphan),
             code(Reject::WrongQpState),
             mux(
                 key_fault,

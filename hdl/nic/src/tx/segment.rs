@@ -29,6 +29,10 @@
 //! An atomic is a READ of 8 bytes in all of that, with its operands in the request (`contract::AtomicOperands`); it has
 //! exactly one SGE.
 //!
+//! A local invalidate is no packet: when all before it is retired, so that no replay needs the key, it gets a record
+//! without PSNs and goes to place (`local`); the cursor stays on it until acknowledge has retired it, so what is behind
+//! finds the key gone. One per QP at most is under way.
+//!
 //! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
 //!
 //! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
@@ -44,12 +48,12 @@
 //!
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
-//! Not in this version: invalidate, inline data (WQEs that ask for them are bad), transports but RC.
+//! Not in this version: inline data (WQEs that ask for it are bad), transports but RC.
 //!
 //! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
 use crate::config::Config;
-use crate::flow::{self, Count, Fault, Outer, PacketFields, TurnDone, Wake, WorkItem};
+use crate::flow::{self, Count, Fault, Invalidation, Outer, PacketFields, TurnDone, Wake, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
 use crate::qp::{
@@ -144,6 +148,9 @@ pub struct SegmentIo {
     /// WQEs under replay that turned out bad.
     #[source(c.0.clone())]
     pub fault: Stream<Fault>,
+    /// Local invalidates whose turn has come.
+    #[source(c.0.clone())]
+    pub local: Stream<Invalidation>,
     /// `data` has room for the turns under way.
     #[output]
     pub room: Sig,
@@ -288,7 +295,9 @@ impl Module for Segment {
         let offset = computed("offset", position_now.extend(32) << shift);
         let mtu = computed("path_mtu", lit(13, 1) << shift);
         // a READ: the last packet that the request asks for, and its distance from the oldest unanswered PSN
-        let is_read = wqe.opcode.bit(2);
+        let is_local = wqe.opcode.eq(WrOpcode::LocalInv as u64).named("is_local");
+        let with_inv = wqe.opcode.eq(WrOpcode::SendWithInv as u64).named("with_inv");
+        let is_read = wqe.opcode.bit(2) & !is_local;
         let is_atomic = (is_read & wqe.opcode.bits(0, 2).any()).named("is_atomic");
         let adds = wqe.opcode.eq(WrOpcode::AtomicFetchAndAdd as u64);
         let cut = position_now | read_cut(rights.max_inflight);
@@ -314,6 +323,7 @@ impl Module for Segment {
                 & work.present,
         );
         let in_use = tx.assigned - requester.una_wqe;
+        let settled = computed("settled", in_use.none());
         let record_free = computed("record_free", in_use.lt(lit(INDEX, 1) << queues.record_log_size));
         let limit = mux(rights.max_inflight.any(), rights.max_inflight.extend(PSN), lit(PSN, WINDOW));
         let in_flight = (psn_now - requester.una_psn).named("in_flight");
@@ -332,8 +342,8 @@ impl Module for Segment {
         let code = |r: Reject| lit(6, r as u64);
         let wrong_index = wqe.index.ne(tx.cursor_wqe);
         // READs of a QP that may have none outstanding would wait for ever
-        let wrong_opcode =
-            wqe.opcode.gt(WrOpcode::AtomicFetchAndAdd as u64) | (is_read & rights.max_rd_atomic.none());
+        let unknown_opcode = wqe.opcode.gt(WrOpcode::AtomicFetchAndAdd as u64) & !is_local & !with_inv;
+        let wrong_opcode = unknown_opcode | (is_read & rights.max_rd_atomic.none());
         let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
         let reason = computed(
             "reason",
@@ -371,8 +381,16 @@ impl Module for Segment {
         let sendable = turn & !jump & may_send;
         let does_refuse = sendable & bad & fresh & record_free;
         let does_fault = sendable & bad & !fresh;
-        let could_send =
-            sendable & !bad & open & inside & (!fresh | record_free) & !fenced & (!is_read | read_fits);
+        let could_invalidate = sendable & !bad & fresh & is_local & settled;
+        let does_invalidate = could_invalidate & io.local.ready;
+        let could_send = sendable
+            & !bad
+            & !is_local
+            & open
+            & inside
+            & (!fresh | record_free)
+            & !fenced
+            & (!is_read | read_fits);
         let replies_first = (could_reply & !(could_send & tx.res_turn)).named("replies_first");
         let does_send = could_send & !replies_first & data.ready;
         let does_reply = replies_first & data.ready;
@@ -398,14 +416,15 @@ impl Module for Segment {
             does_jump,
             does_send & !ends_queue & !closing,
             could_send & !does_send,
+            could_invalidate & !does_invalidate,
             does_rewind | does_skip,
             could_reply & !does_reply,
             does_respond & (!res_last | more_reads | (owes & !absorbs)),
         ]));
 
         // what leaves
-        let is_write = wqe.opcode.bit(1).none();
-        let with_imm = wqe.opcode.bit(0);
+        let is_write = wqe.opcode.bit(1).none() & !with_inv;
+        let with_imm = wqe.opcode.bit(0) & !with_inv;
         let ask = is_last | is_read | closing | tx.unasked.ge(ACK_EVERY - 1);
         let place = mux(
             is_first & is_last,
@@ -413,6 +432,9 @@ impl Module for Segment {
             mux(is_last, cat(&[lit(2, 1), with_imm]), mux(is_first, lit(3, 0), lit(3, 1))),
         );
         let base = mux(is_write, lit(8, Opcode::RcWriteFirst as u64), lit(8, Opcode::RcSendFirst as u64));
+        let ends_a_key =
+            mux(is_first, lit(8, Opcode::RcSendOnlyInv as u64), lit(8, Opcode::RcSendLastInv as u64));
+        let of_message = mux(with_inv & is_last, ends_a_key, base + place.extend(8));
         let sges: Vec<Sig> = (0..c.sges)
             .rev()
             .map(|i| work.wqe.bits(256 + i * 128, 128) & wqe.num_sge.gt(i).repeat(128))
@@ -432,7 +454,7 @@ impl Module for Segment {
                     is_atomic,
                     Opcode::RcFetchAdd as u64,
                     Opcode::RcCompareSwap as u64,
-                    mux(is_read, lit(8, Opcode::RcReadRequest as u64), base + place.extend(8)),
+                    mux(is_read, lit(8, Opcode::RcReadRequest as u64), of_message),
                 ),
                 psn,
                 ack_req: ask,
@@ -452,6 +474,7 @@ impl Module for Segment {
             offset,
             sges: cat(&sges),
             responds: low(),
+            again: low(),
         };
         let owed = Owed {
             qp: work.qp,
@@ -484,6 +507,7 @@ impl Module for Segment {
             offset: lit(32, 0),
             sges: source.pack().extend(c.sges * 128),
             responds: could_respond & !read.is_atomic,
+            again: tx.res_cursor.ne(tx.res_sent),
         };
         data.data.assign(&reply.or_else(c, replies_first, &request));
         when(data.moves(), || given.set(given + 1));
@@ -501,6 +525,13 @@ impl Module for Segment {
             lit(8, WcStatus::LocQpOpErr as u64),
         ));
         fault.data.responds.set(does_break);
+        fault.data.invalidates.set(low());
+        io.local.valid.set(fires & does_invalidate);
+        io.local.data.assign(&Invalidation {
+            qp: work.qp,
+            wqe_index: tx.cursor_wqe,
+            key: wqe.imm.swap_bytes(),
+        });
         io.count.valid.set(fires & (does_refuse | does_fault));
         io.count.index.set(reason);
         io.stall.set(fires & (could_send | could_reply) & !data.ready);
@@ -514,23 +545,24 @@ impl Module for Segment {
             (lit(INDEX, 1) << queues.record_log_size) - 1,
         );
         let slot = record_at + (tx.cursor_wqe & record_mask).resize(record_at.width());
-        io.record_write.enable.set(fires & fresh & (does_send | does_refuse));
+        io.record_write.enable.set(fires & fresh & any_of(&[does_send, does_refuse, does_invalidate]));
         io.record_write.address.set(slot.bits(0, c.record_bits()));
-        let record = Record {
-            last_psn: mux(does_refuse, start_psn - 1, start_psn + packets),
-            signaled: wqe.signaled,
-            opcode: choose(
-                is_atomic,
-                WcOpcode::FetchAdd as u64,
-                WcOpcode::CompSwap as u64,
-                mux(
-                    is_read,
-                    lit(8, WcOpcode::RdmaRead as u64),
-                    mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
-                ),
+        let of_work = choose(
+            is_atomic,
+            WcOpcode::FetchAdd as u64,
+            WcOpcode::CompSwap as u64,
+            mux(
+                is_read,
+                lit(8, WcOpcode::RdmaRead as u64),
+                mux(is_write, lit(8, WcOpcode::RdmaWrite as u64), lit(8, WcOpcode::Send as u64)),
             ),
+        );
+        let record = Record {
+            last_psn: mux(does_refuse | is_local, start_psn - 1, start_psn + packets),
+            signaled: wqe.signaled,
+            opcode: mux(is_local, WcOpcode::LocalInv as u64, of_work),
             status: mux(does_refuse, lit(8, WcStatus::LocQpOpErr as u64), lit(8, 0)),
-            length: wqe.length,
+            length: mux(is_local, lit(32, 0), wqe.length),
             is_read: is_read & does_send,
         };
         io.record_write.data.set(record.to_bits());
@@ -572,6 +604,11 @@ impl Module for Segment {
             next.cursor_psn.set(start_psn);
             next.cursor_first.set(start_psn);
             next.halt.set(1);
+        })
+        .elif(does_invalidate, || {
+            next.assigned.set(tx.assigned + 1);
+            next.cursor_psn.set(start_psn);
+            next.cursor_first.set(start_psn);
         })
         .elif(does_send, || {
             when(fresh, || {
@@ -627,6 +664,7 @@ impl Module for Segment {
             does_jump,
             pays,
             does_refuse,
+            does_invalidate,
             does_send,
             does_reply,
             does_rewind,

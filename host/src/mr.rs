@@ -33,6 +33,9 @@ bitflags::bitflags! {
         const REMOTE_READ = contract::verbs::access::REMOTE_READ;
         /// Peers may do atomics.
         const REMOTE_ATOMIC = contract::verbs::access::REMOTE_ATOMIC;
+        /// Of a region: work requests of its protection domain may end its key, a local invalidate and a peer's SEND
+        /// with invalidate. The region keeps its number and memory until it is dropped; then both are free again.
+        const INVALIDATE = contract::verbs::access::INVALIDATE;
     }
 }
 

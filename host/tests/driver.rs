@@ -118,6 +118,60 @@ fn another_contract_is_refused_in_one_line() {
 }
 
 #[test]
+fn a_key_ends_by_request_and_its_region_is_given_back() {
+    let (world, a, b) = connected();
+    let source = a.pd.register(vec![7u8; 64], Access::empty()).expect("heap");
+    let sge = [source.sge(0..8).unwrap()];
+    let mut seen = Vec::new();
+    for round in 0..3 {
+        // the region stays until it is dropped, whether its key holds or not
+        let window = b.pd.allocate(64, RW | Access::INVALIDATE).expect("memfd");
+        let own = a.pd.allocate(64, RW | Access::INVALIDATE).expect("memfd");
+        assert!(!seen.contains(&window.rkey()));
+        seen.push(window.rkey());
+        let objects = [0, 1].map(|card| world.cards()[card].objects()[1]);
+        b.qp.post_recv(&[RecvWr::new(round, &[])]).expect("room");
+        let list = [
+            SendWr::write(1, &sge, window.addr(), window.rkey()).signaled(),
+            SendWr::send_with_inv(2, &[], window.rkey()).signaled(),
+            SendWr::local_inv(3, own.lkey()).signaled(),
+        ];
+        a.qp.post_send(&list).expect("room");
+        let told: Vec<_> = (0..3).map(|_| a.cq.poll_wait(SOON).unwrap().expect("in time")).collect();
+        let told: Vec<_> = told.iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
+        let ok = WcStatus::Success;
+        let opcodes = [(1, ok, WcOpcode::RdmaWrite), (2, ok, WcOpcode::Send), (3, ok, WcOpcode::LocalInv)];
+        assert_eq!(told, opcodes);
+        let received = b.recv_cq.poll_wait(SOON).unwrap().expect("in time");
+        let what = (received.wr_id, received.invalidated, received.imm);
+        assert_eq!(what, (round, Some(window.rkey()), None));
+        assert_eq!(window.to_vec(0..8).unwrap(), [7; 8]);
+        assert_eq!([0, 1].map(|card| world.cards()[card].objects()[1]), objects);
+        drop((window, own));
+        assert_eq!([0, 1].map(|card| world.cards()[card].objects()[1]), objects.map(|count| count - 1));
+    }
+    // without the right of the region, and without bytes
+    let plain = a.pd.allocate(64, RW).expect("memfd");
+    let odd = a.qp.post_send(&[SendWr { sges: &sge, ..SendWr::local_inv(4, plain.lkey()) }]);
+    assert!(odd.expect_err("it has no message").to_string().contains("local invalidate"));
+    a.qp.post_send(&[SendWr::local_inv(5, plain.lkey())]).expect("room");
+    assert_eq!(a.sent(), [(5, WcStatus::LocQpOpErr)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_card_that_ends_no_keys_is_not_asked_to() {
+    let world = World::new(2);
+    world.cards()[0].features &= !reg::feature::INVALIDATE;
+    let (a, b) = (End::new(&world.open(0), |init| init), End::new(&world.open(1), |init| init));
+    connect(&a, &b);
+    for request in [SendWr::local_inv(1, 5), SendWr::send_with_inv(2, &[], 5)] {
+        let error = a.qp.post_send(&[request]).expect_err("not this card");
+        assert!(error.to_string().contains("invalidation of keys"), "{error}");
+    }
+}
+
+#[test]
 fn a_send_fills_the_posted_receive_and_completes_on_both_sides() {
     let (world, a, b) = connected();
     let source = a.pd.register((0..=255u8).collect::<Vec<_>>(), Access::empty()).expect("heap");

@@ -87,6 +87,8 @@ pub enum Operation {
     SendWithImm(u32),
     /// SEND that invalidates a key of the peer.
     SendWithInv(u32),
+    /// Invalidates a key of this side, when all before it is complete; what is behind it finds the key gone. No message.
+    LocalInv(u32),
     /// WRITE.
     Write {
         /// First remote address.
@@ -160,6 +162,16 @@ impl<'a> SendWr<'a> {
     /// SEND.
     pub fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
         SendWr::new(wr_id, Operation::Send, sges)
+    }
+
+    /// SEND that ends the key `rkey` of the peer, of a region with [`Access::INVALIDATE`].
+    pub fn send_with_inv(wr_id: u64, sges: &'a [Sge], rkey: u32) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::SendWithInv(rkey), sges)
+    }
+
+    /// Ends `key` of this side, of a region with [`Access::INVALIDATE`].
+    pub fn local_inv(wr_id: u64, key: u32) -> SendWr<'a> {
+        SendWr::new(wr_id, Operation::LocalInv(key), &[])
     }
 
     /// WRITE to `addr` of the region with `rkey`.
@@ -813,6 +825,7 @@ impl Qp {
                 Operation::Send => (WrOpcode::Send, WcOpcode::Send, 0, 0, 0),
                 Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, WcOpcode::Send, 0, 0, imm),
                 Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
+                Operation::LocalInv(key) => (WrOpcode::LocalInv, WcOpcode::LocalInv, 0, 0, key),
                 Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
                 Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, WcOpcode::RdmaRead, addr, rkey, 0),
                 Operation::CompareSwap { addr, rkey, .. } => {
@@ -876,6 +889,20 @@ impl Qp {
         }
         if atomic && (request.sges.len() != 1 || request.length() != 8) {
             return Err(range(POST, "bytes of an atomic's only SGE", request.length(), "8"));
+        }
+        let local = matches!(request.operation, Operation::LocalInv(_));
+        if local || matches!(request.operation, Operation::SendWithInv(_)) {
+            if !limits.has(feature::INVALIDATE) {
+                return Err(Error::Unsupported { operation: POST, what: "invalidation of keys" });
+            }
+            if local && (request.length() > 0 || request.inline.is_some()) {
+                return Err(range(
+                    POST,
+                    "bytes of a local invalidate",
+                    request.length(),
+                    "0, no inline data",
+                ));
+            }
         }
         if atomic || matches!(request.operation, Operation::Read { .. }) {
             if !atomic && !limits.has(feature::READ) {

@@ -155,7 +155,7 @@ impl Card {
             mac,
             port_mtu: 4200,
             magic: reg::MAGIC_VALUE,
-            features: reg::feature::RC | reg::feature::READ | reg::feature::INLINE,
+            features: reg::feature::RC | reg::feature::READ | reg::feature::INLINE | reg::feature::INVALIDATE,
             version: reg::VERSION_VALUE,
             layout_hash: contract::LAYOUT_HASH,
             max_qp: 64,
@@ -460,9 +460,9 @@ impl Card {
         Ok([0; 16])
     }
 
-    /// The IO address behind a key, if it grants `rights` to `pd` for the range.
-    fn translate(&self, key: u32, pd: u32, addr: u64, length: u64, rights: u8) -> Result<u64, Reject> {
-        let mr = self.mrs.get(&(key >> 8)).ok_or(Reject::RkeyUnknown)?;
+    /// The region of a key that grants `rights` to `pd`.
+    fn region(&self, key: u32, pd: u32, rights: u8) -> Result<&MrEntry, Reject> {
+        let mr = self.mrs.get(&(key >> 8)).filter(|mr| mr.valid).ok_or(Reject::RkeyUnknown)?;
         if mr.tag != key as u8 {
             return Err(Reject::RkeyTag);
         }
@@ -472,6 +472,21 @@ impl Card {
         if mr.access & rights != rights {
             return Err(Reject::RkeyRights);
         }
+        Ok(mr)
+    }
+
+    /// Ends a key; the region stays until it is destroyed.
+    fn end_key(&mut self, key: u32, pd: u32) -> Result<(), Reject> {
+        self.region(key, pd, access::INVALIDATE)?;
+        if let Some(mr) = self.mrs.get_mut(&(key >> 8)) {
+            mr.valid = false;
+        }
+        Ok(())
+    }
+
+    /// The IO address behind a key, if it grants `rights` to `pd` for the range.
+    fn translate(&self, key: u32, pd: u32, addr: u64, length: u64, rights: u8) -> Result<u64, Reject> {
+        let mr = self.region(key, pd, rights)?;
         let offset = addr.checked_sub(mr.va).ok_or(Reject::RkeyBounds)?;
         if offset.checked_add(length).is_none_or(|end| end > mr.length) {
             return Err(Reject::RkeyBounds);
@@ -544,6 +559,10 @@ impl Card {
             self.reject(Reject::ReceiverNotReady);
             return Outcome::Wait;
         }
+        let ends = (opcode == Some(WrOpcode::SendWithInv)).then(|| wqe.imm.swap_bytes());
+        if let Some(Err(reject)) = ends.map(|key| self.region(key, pd, access::INVALIDATE).map(|_| ())) {
+            return self.refuse(qpn, AsyncEvent::QpAccessErr, WcStatus::RemAccessErr, reject);
+        }
         let queues = context.queues;
         let slot = u64::from(index) & ((1 << queues.rq_log_depth) - 1);
         let at = queues.rq_base + (slot << queues.rq_log_stride);
@@ -588,6 +607,9 @@ impl Card {
         }
         match error {
             None => {
+                if let Some(Err(reject)) = ends.map(|key| self.end_key(key, pd)) {
+                    return self.refuse(qpn, AsyncEvent::QpAccessErr, WcStatus::RemAccessErr, reject);
+                }
                 self.complete(queues.recv_cqn, cqe);
                 Outcome::Done
             }
@@ -701,12 +723,23 @@ fn step(cards: &mut [Card], index: usize, qpn: u32) -> bool {
     let mut bytes = [0; 32];
     card.dma_read(at, &mut bytes);
     let wqe = SendWqe::unpack(&bytes);
-    let supported = [WrOpcode::RdmaWrite, WrOpcode::Send, WrOpcode::SendWithImm, WrOpcode::SendWithInv];
+    let supported = [
+        WrOpcode::RdmaWrite,
+        WrOpcode::Send,
+        WrOpcode::SendWithImm,
+        WrOpcode::SendWithInv,
+        WrOpcode::LocalInv,
+    ];
     let known = WrOpcode::from_code(wqe.opcode).is_some_and(|opcode| supported.contains(&opcode));
     let outcome = if wqe.index != wqe_index {
         Outcome::Failed(WcStatus::LocQpOpErr, Some(Reject::WqeIndex))
     } else if !known {
         Outcome::Failed(WcStatus::LocQpOpErr, Some(Reject::WqeOpcode))
+    } else if wqe.opcode == WrOpcode::LocalInv.code() {
+        match card.end_key(wqe.imm.swap_bytes(), context.rights.pd) {
+            Ok(()) => Outcome::Done,
+            Err(reject) => Outcome::Failed(WcStatus::LocQpOpErr, Some(reject)),
+        }
     } else {
         match card.gather(context.rights.pd, at, &wqe) {
             Err((status, reject)) => Outcome::Failed(status, Some(reject)),
@@ -733,6 +766,7 @@ fn step(cards: &mut [Card], index: usize, qpn: u32) -> bool {
     if wqe.signaled || status != WcStatus::Success {
         let opcode = match WrOpcode::from_code(wqe.opcode) {
             Some(WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm) => WcOpcode::RdmaWrite,
+            Some(WrOpcode::LocalInv) => WcOpcode::LocalInv,
             _ => WcOpcode::Send,
         };
         let cqe = Cqe {

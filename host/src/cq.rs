@@ -16,6 +16,7 @@ use crate::event::{ChannelShared, CompChannel};
 use crate::qp::QpShared;
 use crate::{Attributes, Error, Reject, Result, WcOpcode, WcStatus, barrier};
 use contract::context::words;
+use contract::register::feature;
 use contract::ring::phase;
 use contract::{CommandOpcode, CqDoorbell, CqEntry, Cqe, doorbell};
 use std::cell::Cell;
@@ -318,6 +319,7 @@ impl Cq {
             page: inner.page as u16,
             eqn: channel.map_or(0, |channel| channel.shared.eqn()) as u8,
             base: ring.iova(),
+            ..CqEntry::default()
         };
         let arguments = Arguments { word_mask: 3, data: words(&entry.pack()), ..Arguments::default() };
         if let Err(error) = inner.commands.execute(CommandOpcode::CreateCq, cqn, &arguments) {
@@ -347,6 +349,33 @@ impl Cq {
     /// How many unpolled completions it surely holds.
     pub fn entries(&self) -> u32 {
         (1 << self.shared.log_depth) / 4 * 3
+    }
+
+    /// Lets an event of the armed CQ wait until `count` completions are unreported, or until `period` has passed since
+    /// the first of them; 0 of either: not for that. Without both (as at first), or with a count of 1, it does not wait.
+    /// With a count alone fewer completions than that raise no event, ever.
+    ///
+    /// # Errors
+    /// The card has no moderation, a period beyond 2^32 ticks of its clock, closed context, or the card refused.
+    pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
+        const MODIFY: &str = "modify a CQ";
+        let inner = &self.shared.inner;
+        inner.check(MODIFY)?;
+        let attributes = inner.attributes();
+        if !attributes.has(feature::MODERATION) {
+            return Err(Error::Unsupported { operation: MODIFY, what: "moderation" });
+        }
+        let ticks = (period.as_nanos() * u128::from(attributes.core_clock_khz)).div_ceil(1_000_000);
+        let moderation_period = u32::try_from(ticks).map_err(|_| Error::Range {
+            operation: MODIFY,
+            what: "ticks of the period",
+            value: u64::try_from(ticks).unwrap_or(u64::MAX),
+            allowed: format!("0..={}", u32::MAX),
+        })?;
+        let entry = CqEntry { moderation_count: count, moderation_period, ..CqEntry::default() };
+        let arguments = Arguments { word_mask: 4, data: words(&entry.pack()), ..Arguments::default() };
+        inner.commands.execute(CommandOpcode::ModifyCq, self.shared.cqn, &arguments)?;
+        Ok(())
     }
 
     /// Takes up to `entries.len()` completions without waiting; returns how many.

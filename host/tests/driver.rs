@@ -160,6 +160,40 @@ fn a_key_ends_by_request_and_its_region_is_given_back() {
 }
 
 #[test]
+fn a_moderated_cq_tells_its_channel_when_enough_completions_wait() {
+    let world = World::new(2);
+    let context = world.open(0);
+    let channel = context.create_comp_channel().expect("a channel");
+    let cq = context.create_cq(64, Some(&channel)).expect("a CQ");
+    let pd = context.alloc_pd().expect("a PD");
+    let own = context.create_cq(64, None).expect("a CQ");
+    let qp = pd.create_qp(&QpInit::rc(&cq, &own)).expect("a QP");
+    let endpoint = exchange::Endpoint { qpn: qp.number(), psn: 7, gid: context.gids()[0] };
+    qp.connect(&endpoint, 7, PathMtu::Mtu1024, Access::REMOTE_WRITE).expect("with itself");
+    cq.moderate(3, Duration::from_micros(50)).expect("the card can");
+    cq.request_notify(false).expect("armed");
+    for n in 0..3 {
+        assert_eq!(channel.wait(Some(Duration::ZERO)).unwrap(), None, "{n} completions");
+        qp.post_send(&[SendWr::write(n, &[], 0, 0).signaled()]).expect("room");
+    }
+    assert_eq!(channel.wait(Some(SOON)).unwrap().map(|event| event.cqn), Some(cq.number()));
+    assert_eq!(End::drain(&cq).len(), 3);
+    // off again
+    cq.moderate(0, Duration::ZERO).expect("the card can");
+    cq.request_notify(false).expect("armed");
+    qp.post_send(&[SendWr::write(9, &[], 0, 0).signaled()]).expect("room");
+    assert!(channel.wait(Some(SOON)).unwrap().is_some());
+    // 2^32 ticks of 4 ns, and one more
+    cq.moderate(0, Duration::from_nanos(4 * u64::from(u32::MAX))).expect("it fits");
+    let error = cq.moderate(0, Duration::from_nanos(4 * u64::from(u32::MAX) + 1)).expect_err("too long");
+    assert!(error.to_string().contains("ticks of the period"), "{error}");
+    world.cards()[1].features &= !reg::feature::MODERATION;
+    let plain = world.open(1);
+    let error = plain.create_cq(8, None).unwrap().moderate(2, Duration::ZERO).expect_err("not this card");
+    assert!(error.to_string().contains("moderation"), "{error}");
+}
+
+#[test]
 fn a_card_that_ends_no_keys_is_not_asked_to() {
     let world = World::new(2);
     world.cards()[0].features &= !reg::feature::INVALIDATE;

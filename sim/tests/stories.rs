@@ -451,6 +451,51 @@ fn an_interrupt_comes_after_its_completion() {
 }
 
 #[test]
+fn a_moderated_event_comes_with_the_fourth_completion_or_after_its_time() {
+    let mut story = two_cards("a_moderated_event_comes_with_the_fourth_completion_or_after_its_time");
+    let (a, mut b) = (story.start(0), story.start(1));
+    let channel = b.context.create_comp_channel().unwrap();
+    b.cq = b.context.create_cq(64, Some(&channel)).unwrap();
+    b.cq.moderate(4, Duration::from_micros(50)).unwrap();
+    let (a, b) = (story.qp(a, |_| {}), story.qp(b, |_| {}));
+    story.join(&a, &b, |_, _| {});
+    let soon = Some(Duration::from_millis(10));
+    for i in 0..20 {
+        b.receive(i, 0, 64);
+    }
+    // four: at once
+    b.cq.request_notify(false).unwrap();
+    for i in 0..4 {
+        a.send(i, 0, 64);
+    }
+    let start = story.now();
+    assert!(channel.wait(soon).unwrap().is_some());
+    let span = story.now() - start;
+    assert!(span < 20 * US, "{} us", span / US);
+    let mut entries = [host::Completion::default(); 8];
+    assert_eq!(b.cq.poll(&mut entries).unwrap(), 4);
+    // three: after the time since the first, in one event
+    b.cq.request_notify(false).unwrap();
+    let interrupts = story.stage_counter(1, StageCounter::MsixSent);
+    let start = story.now();
+    for i in 4..7 {
+        a.send(i, 0, 64);
+    }
+    assert!(channel.wait(soon).unwrap().is_some());
+    let span = story.now() - start;
+    assert!((50 * US..70 * US).contains(&span), "{} us", span / US);
+    assert_eq!(b.cq.poll(&mut entries).unwrap(), 3);
+    assert_eq!(story.stage_counter(1, StageCounter::MsixSent), interrupts + 1);
+    // none: never
+    b.cq.request_notify(false).unwrap();
+    assert_eq!(channel.wait(Some(Duration::from_millis(1))).unwrap(), None);
+    for i in 0..7 {
+        story.completes(&a, i);
+    }
+    story.no_other_events();
+}
+
+#[test]
 fn nothing_touches_memory_after_the_destruction_under_traffic() {
     let mut story = two_cards("nothing_touches_memory_after_the_destruction_under_traffic");
     let (a, b) = story.connected();

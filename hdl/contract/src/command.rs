@@ -152,6 +152,8 @@ codes! {
         QueryCq = 12,
         /// Sets the port from a `PortConfig`.
         SetPort = 13,
+        /// Writes word 2 of a CQ, its moderation, if the mask names it; an event held back is told at once.
+        ModifyCq = 14,
     }
 }
 

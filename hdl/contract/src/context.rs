@@ -220,7 +220,7 @@ impl MrEntry {
 
 layout! {
     /// Completion queue.
-    struct CqEntry / CqEntryBits [16] {
+    struct CqEntry / CqEntryBits [24] {
         /// The queue exists.
         valid: bool[1];
         /// log2 of its entries.
@@ -231,6 +231,11 @@ layout! {
         eqn: u8[8] reserved 32;
         /// IOVA of the ring, aligned to 64 bytes.
         base: u64[64];
+        /// An event waits until so many entries are unreported; 0: it does not wait for a number.
+        moderation_count: u16[16];
+        /// Or until so many core clock ticks have passed since the first of them; 0: it does not wait for a time. The
+        /// word of these two can be modified.
+        moderation_period: u32[32] reserved 16;
     }
 }
 

@@ -190,6 +190,8 @@ pub mod feature {
     pub const PUSH: u32 = 1 << 8;
     /// SEND with invalidate and local invalidate.
     pub const INVALIDATE: u32 = 1 << 9;
+    /// CQ moderation.
+    pub const MODERATION: u32 = 1 << 10;
 }
 
 /// Offset of a reject counter.

@@ -144,7 +144,15 @@ fn contexts_have_these_bits() {
     );
     holds(
         &CqEntry::LAYOUT,
-        &[("valid", 0, 1), ("log_depth", 1, 5), ("page", 8, 16), ("eqn", 24, 8), ("base", 64, 64)],
+        &[
+            ("valid", 0, 1),
+            ("log_depth", 1, 5),
+            ("page", 8, 16),
+            ("eqn", 24, 8),
+            ("base", 64, 64),
+            ("moderation_count", 128, 16),
+            ("moderation_period", 144, 32),
+        ],
     );
     holds(&EqEntry::LAYOUT, &[("valid", 0, 1), ("log_depth", 1, 5), ("vector", 8, 16), ("base", 64, 64)]);
     holds(&PortConfig::LAYOUT, &[("mac", 0, 48), ("mtu", 48, 16)]);

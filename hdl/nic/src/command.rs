@@ -185,6 +185,7 @@ const OBJECTS: &[(CommandOpcode, Table, Kind)] = &[
     (CommandOpcode::CreateEq, Table::Eq, Kind::Create),
     (CommandOpcode::DestroyEq, Table::Eq, Kind::Destroy),
     (CommandOpcode::CreateCq, Table::Cq, Kind::Create),
+    (CommandOpcode::ModifyCq, Table::Cq, Kind::Modify),
     (CommandOpcode::DestroyCq, Table::Cq, Kind::Destroy),
     (CommandOpcode::CreateMr, Table::Mr, Kind::Create),
     (CommandOpcode::DestroyMr, Table::Mr, Kind::Destroy),
@@ -496,6 +497,7 @@ impl Module for Command {
                 step.set(0);
                 // the mask must name the rights line if the state is to change
                 let whole_rights = whole_rights(&h);
+                let modifies_qp = modifies & is_qp;
                 when(sets_port, || {
                     phase.set(Phase::Words);
                 })
@@ -507,14 +509,14 @@ impl Module for Command {
                 .elif(creates & is_qp & (new_state.ne(QpState::Reset as u64) | !rights_valid), || {
                     fail(CommandStatus::BadParameter);
                 })
-                .elif(modifies & whole_rights & !rights_valid, || fail(CommandStatus::BadParameter))
-                .elif(modifies & whole_rights & !legal, || fail(CommandStatus::BadState))
-                .elif(modifies & !whole_rights & (h.reset_all | h.init_receive | h.init_send), || {
+                .elif(modifies_qp & whole_rights & !rights_valid, || fail(CommandStatus::BadParameter))
+                .elif(modifies_qp & whole_rights & !legal, || fail(CommandStatus::BadState))
+                .elif(modifies_qp & !whole_rights & (h.reset_all | h.init_receive | h.init_send), || {
                     fail(CommandStatus::BadParameter);
                 })
                 .elif(creates | modifies, || {
                     phase.set(Phase::Words);
-                    mark.set(creates | whole_rights);
+                    mark.set(creates | (is_qp & whole_rights));
                     mark_value.set(cat(&[high(), mux(is_qp, new_state, lit(4, 0))]));
                     // a reset quiesces: the words make the state RESET, then the tokens pass
                 })
@@ -533,8 +535,12 @@ impl Module for Command {
             Phase::Words => {
                 at.set(at + 1);
                 word.set(word + 1);
-                let words = mux(is_qp, lit(5, 16), mux(table_of.eq(Table::Mr as u64), lit(5, 4), lit(5, 2)));
-                let masked = !is_qp | (h.word_mask >> word.bits(0, 4)).bit(0) | creates;
+                let of = |t: Table| table_of.eq(t as u64);
+                let words = mux(of(Table::Cq), lit(5, 3), mux(of(Table::Mr), lit(5, 4), lit(5, 2)));
+                let words = mux(is_qp, lit(5, 16), words);
+                // of a CQ its moderation alone: the rest would move a ring that is in use
+                let named = (h.word_mask >> word.bits(0, 4)).bit(0) & (is_qp | word.eq(2));
+                let masked = creates | named;
                 when(sets_port, || {
                     let port = PortConfigBits::unpack(quad);
                     port_mac.set(port.mac);

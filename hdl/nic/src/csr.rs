@@ -129,7 +129,8 @@ impl Csr {
                     | r::feature::READ
                     | r::feature::ATOMIC
                     | r::feature::IPV6
-                    | r::feature::INVALIDATE,
+                    | r::feature::INVALIDATE
+                    | r::feature::MODERATION,
             ),
             (r::DATAPATH_BYTES, c.data_bytes),
             (r::CORE_CLOCK_KHZ, c.core_clock_khz),

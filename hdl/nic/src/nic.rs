@@ -614,13 +614,14 @@ impl Nic {
         command.enable.set(csr.command_enable);
 
         // quiet: every stage idle, nothing between two of them
-        let due = now + (cat(&[lit(64 - DEADLINE, 0), acknowledge.next_due - now.bits(0, DEADLINE)]));
-        let passed = (acknowledge.next_due - now.bits(0, DEADLINE)).msb();
-        let next_due = mux(
-            acknowledge.next_due_valid,
-            mux(passed, now, due),
-            constant(Bits::from_words(64, &[u64::MAX])),
-        );
+        let due = |valid: Sig, deadline: Sig| {
+            let ahead = deadline - now.bits(0, DEADLINE);
+            let due = now + cat(&[lit(64 - DEADLINE, 0), ahead]);
+            mux(valid, mux(ahead.msb(), now, due), constant(Bits::from_words(64, &[u64::MAX])))
+        };
+        let timeout = due(acknowledge.next_due_valid, acknowledge.next_due).named("next_timeout");
+        let event = due(complete.next_due_valid, complete.next_due).named("next_event");
+        let next_due = mux(timeout.lt(event), timeout, event);
         io.next_due.set(next_due);
         csr.next_due.set(next_due);
         let idle = all_of(&[

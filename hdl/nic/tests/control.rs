@@ -332,7 +332,7 @@ fn put(s: &mut Interpreter, table: u64, index: u64, bytes: &[u8]) {
 fn a_full_cq_overflows_once_and_is_never_overwritten() {
     let c = Config::small();
     let mut s = start(&Complete(c));
-    let cq = CqEntry { valid: true, log_depth: 2, page: 5, eqn: 1, base: 0x1_0000 };
+    let cq = CqEntry { valid: true, log_depth: 2, page: 5, eqn: 1, base: 0x1_0000, ..CqEntry::default() };
     put(&mut s, 2, 9, &cq.pack());
     s.poke("write_ready", 1);
     s.poke("event_ready", 1);
@@ -374,7 +374,12 @@ fn a_full_cq_overflows_once_and_is_never_overwritten() {
 #[test]
 fn an_armed_cq_tells_once_after_its_entry_and_the_phase_turns_with_the_lap() {
     let mut s = start(&Complete(Config::small()));
-    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 1, base: 0x1_0000 }.pack());
+    put(
+        &mut s,
+        2,
+        0,
+        &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 1, base: 0x1_0000, ..CqEntry::default() }.pack(),
+    );
     s.poke("write_ready", 1);
     s.poke("event_ready", 1);
     let mut story = vec![];
@@ -417,7 +422,12 @@ fn an_armed_cq_tells_once_after_its_entry_and_the_phase_turns_with_the_lap() {
 #[test]
 fn a_cq_armed_for_solicited_entries_tells_of_those_and_of_errors_alone() {
     let mut s = start(&Complete(Config::small()));
-    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 4, page: 5, eqn: 1, base: 0x1_0000 }.pack());
+    put(
+        &mut s,
+        2,
+        0,
+        &CqEntry { valid: true, log_depth: 4, page: 5, eqn: 1, base: 0x1_0000, ..CqEntry::default() }.pack(),
+    );
     s.poke("write_ready", 1);
     s.poke("event_ready", 1);
     let mut entries = 0;
@@ -450,10 +460,232 @@ fn a_cq_armed_for_solicited_entries_tells_of_those_and_of_errors_alone() {
     }
 }
 
+/// A CQ whose events are moderated, in virtual time.
+struct Moderated {
+    s: Interpreter,
+    now: u64,
+    /// CQ and time of each event.
+    events: Vec<(u64, u64)>,
+}
+
+impl Moderated {
+    /// CQ 0 with this moderation, armed for anything.
+    fn new(count: u16, period: u32) -> Moderated {
+        let mut m = Moderated { s: start(&Complete(Config::small())), now: 1000, events: vec![] };
+        m.s.poke("write_ready", 1);
+        m.s.poke("event_ready", 1);
+        m.create(0, count, period);
+        m.knock(0, 1, 0);
+        m
+    }
+    fn create(&mut self, cq: u64, count: u16, period: u32) {
+        let ring =
+            CqEntry { valid: true, log_depth: 4, page: 5, eqn: 1, base: 0x1_0000, ..CqEntry::default() };
+        let moderation = CqEntry { moderation_count: count, moderation_period: period, ..ring };
+        put(&mut self.s, 2, cq, &moderation.pack());
+    }
+    fn clock(&mut self) {
+        self.s.poke("now", self.now);
+        if self.s.peek("event_valid") == 1 {
+            self.events.push((self.s.peek("event_object"), self.now));
+        }
+        self.s.clock();
+        self.now += 1;
+    }
+    fn run(&mut self, clocks: u64) {
+        (0..clocks).for_each(|_| self.clock());
+    }
+    fn knock(&mut self, cqn: u32, arm: u8, consumer: u32) {
+        self.s.poke("doorbell_valid", 1);
+        self.s.poke("doorbell_page", 5);
+        self.s.poke("doorbell_data", u64::from_le_bytes(CqDoorbell { cqn, arm, consumer }.pack()));
+        while self.s.peek("doorbell_ready") == 0 {
+            self.clock();
+        }
+        self.clock();
+        self.s.poke("doorbell_valid", 0);
+        self.run(5);
+    }
+    /// One CQE, solicited or not; the time at which it was decided.
+    fn entry(&mut self, cq: u64, solicited: bool) -> u64 {
+        self.s.poke("receive_valid", 1);
+        self.s.poke("receive_cq", cq);
+        self.s.poke("receive_solicited", u64::from(solicited));
+        while self.s.peek("receive_ready") == 0 {
+            self.clock();
+        }
+        self.clock();
+        self.s.poke("receive_valid", 0);
+        let at = self.now + 1;
+        self.run(6);
+        at
+    }
+    fn count(&mut self) -> usize {
+        std::mem::take(&mut self.events).len()
+    }
+    /// As the simulation does: to the next time at once, when all is quiet.
+    fn jump(&mut self) -> Option<u64> {
+        for _ in 0..400 {
+            if self.s.peek("idle") == 1 {
+                let due = self.s.peek("next_due");
+                let due = (self.s.peek("next_due_valid") == 1).then_some(due);
+                self.now = due.unwrap_or(self.now);
+                self.s.poke("now", self.now);
+                return due;
+            }
+            self.clock();
+        }
+        panic!("never idle");
+    }
+}
+
+#[test]
+fn an_event_waits_for_the_count_of_entries_and_not_for_one_more() {
+    for count in [0u16, 1, 2, 3, 7] {
+        let mut m = Moderated::new(count, 0);
+        let wanted = usize::from(count.max(1));
+        for n in 1..=wanted {
+            m.entry(0, false);
+            assert_eq!(m.count(), usize::from(n == wanted), "entry {n} of {count}");
+        }
+        // the arming is spent
+        for _ in 0..3 {
+            m.entry(0, false);
+        }
+        assert_eq!((m.count(), m.jump()), (0, None));
+        // armed again with all consumed, the count begins anew
+        m.knock(0, 1, wanted as u32 + 3);
+        for n in 1..=wanted {
+            m.entry(0, false);
+            assert_eq!(m.count(), usize::from(n == wanted), "entry {n} of {count}, again");
+        }
+    }
+}
+
+#[test]
+fn an_event_waits_for_the_time_since_the_first_entry_and_not_longer() {
+    let mut m = Moderated::new(0, 500);
+    assert_eq!(m.jump(), None, "nothing to wait for");
+    let first = m.entry(0, false);
+    m.run(100);
+    m.entry(0, false);
+    // 64 CQs are looked at in 64 clocks
+    while m.now < first + 500 {
+        m.clock();
+        assert_eq!(m.events, [], "{} clocks", m.now - first);
+    }
+    m.run(64 + 8);
+    assert_eq!(m.count(), 1);
+    m.run(2000);
+    assert_eq!((m.count(), m.jump()), (0, None));
+    // and in virtual time to the clock: the time is told and not passed over
+    m.knock(0, 1, 2);
+    let first = m.entry(0, false);
+    assert_eq!(m.jump(), Some(first + 500));
+    assert_eq!(m.s.peek("idle"), 0, "something is due");
+    m.run(64 + 8);
+    assert_eq!((m.count(), m.jump()), (1, None));
+}
+
+#[test]
+fn count_and_time_whichever_is_first_and_of_several_cqs_each_its_own() {
+    let mut m = Moderated::new(3, 500);
+    m.create(9, 2, 300);
+    m.knock(9, 1, 0);
+    let first = m.entry(0, false);
+    let other = m.entry(9, false);
+    m.entry(0, false);
+    assert_eq!((m.count(), m.jump()), (0, Some(other + 300)));
+    m.run(80);
+    assert_eq!(m.events.iter().map(|e| e.0).collect::<Vec<_>>(), [9]);
+    assert_eq!((m.count(), m.jump()), (1, Some(first + 500)));
+    m.now -= 50;
+    m.entry(0, false);
+    assert_eq!(m.events.iter().map(|e| e.0).collect::<Vec<_>>(), [0]);
+    m.count();
+    assert_eq!(m.jump(), None, "its time has gone with it");
+    m.run(1000);
+    assert_eq!(m.count(), 0);
+}
+
+#[test]
+fn entries_that_arming_finds_are_counted_and_their_time_begins() {
+    // (entries there, event at once)
+    for (there, at_once) in [(1, false), (2, false), (3, true), (5, true)] {
+        let mut m = Moderated::new(3, 500);
+        m.create(0, 3, 500);
+        for _ in 0..there {
+            m.entry(0, false);
+        }
+        assert_eq!(m.count(), 0, "not armed");
+        m.knock(0, 1, 0);
+        assert_eq!(m.count(), usize::from(at_once), "{there} entries");
+        if !at_once {
+            assert!(m.jump().is_some());
+            for n in there + 1..=3 {
+                m.entry(0, false);
+                assert_eq!(m.count(), usize::from(n == 3));
+            }
+        }
+    }
+    // what is consumed is reported, however the program came to see it
+    let mut m = Moderated::new(3, 500);
+    m.entry(0, false);
+    m.entry(0, false);
+    m.knock(0, 0, 2);
+    assert_eq!(m.jump(), None);
+    m.entry(0, false);
+    m.entry(0, false);
+    assert_eq!(m.count(), 0);
+    m.entry(0, false);
+    assert_eq!(m.count(), 1);
+    // consumed in part: the rest waits on
+    let mut m = Moderated::new(3, 500);
+    let first = m.entry(0, false);
+    m.entry(0, false);
+    m.knock(0, 0, 1);
+    assert_eq!(m.jump(), Some(first + 500));
+    // armed for solicited entries, others do not count
+    let mut m = Moderated::new(2, 0);
+    m.knock(0, 2, 0);
+    for (solicited, events) in [(true, 0), (false, 0), (false, 0), (true, 1)] {
+        m.entry(0, solicited);
+        assert_eq!(m.count(), events);
+    }
+}
+
+#[test]
+fn a_change_of_the_moderation_tells_what_is_held_back_and_a_destroyed_cq_tells_nothing() {
+    let mut m = Moderated::new(9, 0);
+    m.entry(0, false);
+    let word = |s: &mut Interpreter, index: u64, word: u64, data: u64| {
+        for (f, v) in [("valid", 1), ("table", 2), ("index", index), ("word", word), ("data", data)] {
+            s.poke(&format!("table_{f}"), v);
+        }
+        s.clock();
+        s.poke("table_valid", 0);
+    };
+    word(&mut m.s, 0, 2, 5 | 700 << 16);
+    m.run(10);
+    assert_eq!(m.count(), 1);
+    // the new one holds, for a CQ that goes on
+    m.knock(0, 1, 1);
+    let first = m.entry(0, false);
+    assert_eq!((m.count(), m.jump()), (0, Some(first + 700)));
+    word(&mut m.s, 0, 0, 0);
+    m.run(900);
+    assert_eq!((m.count(), m.jump()), (0, None));
+}
+
 #[test]
 fn a_foreign_page_does_not_move_a_cq() {
     let mut s = start(&Complete(Config::small()));
-    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 1, base: 0x1_0000 }.pack());
+    put(
+        &mut s,
+        2,
+        0,
+        &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 1, base: 0x1_0000, ..CqEntry::default() }.pack(),
+    );
     s.poke("doorbell_valid", 1);
     s.poke("doorbell_page", 6);
     s.poke("doorbell_data", u64::from_le_bytes(CqDoorbell { cqn: 0, arm: 1, consumer: 1 }.pack()));
@@ -733,4 +965,36 @@ fn a_key_ends_between_the_words_of_commands_and_its_region_stays() {
     }
     let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryMr, 6));
     assert_eq!(r.data()[..4], words[..4]);
+}
+
+#[test]
+fn of_a_cq_only_its_moderation_can_be_modified() {
+    let mut s = start(&Command { c: Config::small(), initialised: 2 });
+    s.poke("command_base", 0x10_0000);
+    s.poke("response_base", 0x20_0000);
+    s.poke("log_depth", 2);
+    let mut n = 0;
+    let entry = |opcode: CommandOpcode, word_mask| CommandEntry {
+        opcode: opcode as u8,
+        index: 4,
+        word_mask,
+        ..Default::default()
+    };
+    let words = |w0, w1, w2| std::array::from_fn(|i| [w0, w1, w2].get(i).copied().unwrap_or(0xdead));
+    let ok = CommandStatus::Ok as u8;
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::ModifyCq, 4).with_data(&words(0, 0, 7)));
+    assert_eq!(r.status, CommandStatus::NotFound as u8);
+    let (r, puts) =
+        command(&mut s, &mut n, entry(CommandOpcode::CreateCq, 7).with_data(&words(0x11, 0x22, 0)));
+    assert_eq!((r.status, puts), (ok, vec![(2, 4, 0, 0x11), (2, 4, 1, 0x22), (2, 4, 2, 0)]));
+    for (mask, written) in [(4, vec![(2, 4, 2, 0x77)]), (7, vec![(2, 4, 2, 0x77)]), (3, vec![]), (0, vec![])]
+    {
+        let (r, puts) =
+            command(&mut s, &mut n, entry(CommandOpcode::ModifyCq, mask).with_data(&words(1, 2, 0x77)));
+        assert_eq!((r.status, puts), (ok, written), "mask {mask}");
+    }
+    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryCq, 0));
+    assert_eq!((r.status, &r.data()[..3]), (ok, &[0x11, 0x22, 0x77][..]));
+    let (r, puts) = command(&mut s, &mut n, entry(CommandOpcode::DestroyCq, 0));
+    assert_eq!((r.status, puts), (ok, vec![(2, 4, 0, 0)]));
 }

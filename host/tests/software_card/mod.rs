@@ -52,6 +52,8 @@ struct Cq {
     producer: u32,
     consumer: u32,
     arm: u8,
+    /// Entries of which an event that is held back will tell. There is no clock, so no time either.
+    held: u32,
 }
 
 struct Eq {
@@ -155,7 +157,11 @@ impl Card {
             mac,
             port_mtu: 4200,
             magic: reg::MAGIC_VALUE,
-            features: reg::feature::RC | reg::feature::READ | reg::feature::INLINE | reg::feature::INVALIDATE,
+            features: reg::feature::RC
+                | reg::feature::READ
+                | reg::feature::INLINE
+                | reg::feature::INVALIDATE
+                | reg::feature::MODERATION,
             version: reg::VERSION_VALUE,
             layout_hash: contract::LAYOUT_HASH,
             max_qp: 64,
@@ -340,8 +346,10 @@ impl Card {
             doorbell::ARM_SOLICITED => cqe.solicited || cqe.status != 0,
             _ => false,
         };
+        cq.held += u32::from(fires);
+        let fires = fires && cq.held >= u32::from(cq.entry.moderation_count);
         if fires {
-            cq.arm = doorbell::ARM_NONE;
+            (cq.arm, cq.held) = (doorbell::ARM_NONE, 0);
         }
         self.write_entry(at, &cqe.pack());
         self.count(StageCounter::Cqes);
@@ -407,7 +415,16 @@ impl Card {
                 if !entry.valid || !self.eqs.contains_key(&entry.eqn.into()) || entry.page == 0 {
                     return Err(S::BadParameter);
                 }
-                self.cqs.insert(index, Cq { entry, producer: 0, consumer: 0, arm: 0 });
+                self.cqs.insert(index, Cq { entry, producer: 0, consumer: 0, arm: 0, held: 0 });
+            }
+            CommandOpcode::ModifyCq => {
+                let cq = self.cqs.get_mut(&index).ok_or(S::NotFound)?;
+                let new = CqEntry::read(&bytes).ok_or(S::BadParameter)?;
+                if entry.word_mask != 4 {
+                    return Err(S::BadParameter);
+                }
+                cq.entry.moderation_count = new.moderation_count;
+                cq.entry.moderation_period = new.moderation_period;
             }
             CommandOpcode::DestroyCq => {
                 let uses =
@@ -658,9 +675,15 @@ impl Card {
                         cq.consumer = value.consumer;
                         let behind = cq.producer & 0xff_ffff != value.consumer;
                         let eqn = u32::from(cq.entry.eqn);
+                        let there = cq.producer.wrapping_sub(value.consumer) & 0xff_ffff;
+                        if !behind {
+                            cq.held = 0;
+                        }
                         if value.arm != doorbell::ARM_NONE {
-                            cq.arm = if behind { doorbell::ARM_NONE } else { value.arm };
-                            if behind {
+                            let tells = behind && there >= u32::from(cq.entry.moderation_count);
+                            cq.arm = if tells { doorbell::ARM_NONE } else { value.arm };
+                            cq.held = if tells { 0 } else { there };
+                            if tells {
                                 self.event(eqn, EventKind::Completion, 0, value.cqn);
                             }
                         }

@@ -6,19 +6,26 @@
 //! and takes nothing more. Arming a CQ that already holds entries the consumer has not seen raises the event at once.
 //! Four clocks per CQE.
 //!
+//! Moderation, per CQ: the event of an armed CQ waits until `moderation_count` entries are unreported, or until
+//! `moderation_period` clocks have passed since the first of them, whichever is first; with neither, or a count of 1, it
+//! does not wait. Entries that arming finds count as unreported, their time begins then. Unreported ends with the event,
+//! and when the consumer has consumed everything. A change of the moderation tells what is held back at once. An event
+//! never comes before its count or time is reached, and at most a scan of all CQs (one clock each) and the stage's own
+//! work behind its time. `next_due` is the earliest time, as of the last whole scan; `idle` says that it is up to date.
+//!
 //! Requirements: ERR QUE
 
 use crate::config::Config;
 use crate::flow::{Completion, Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};
 use crate::prim::merge::merge;
-use crate::qp::StateShape;
+use crate::qp::{DEADLINE, StateShape};
 use contract::context::CqEntryBits;
 use contract::doorbell::CqDoorbellBits;
 use contract::ring::CqeBits;
 use contract::{EventKind, Reject};
 use hdl::{
-    Bundle, EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, reg_init,
-    when,
+    Bundle, EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, lit, low, mux,
+    reg, reg_init, when,
 };
 
 /// What this stage may count.
@@ -39,6 +46,17 @@ pub struct CqState {
     pub arm: Sig,
     /// It overflowed.
     pub overflowed: Sig,
+    /// Entries of which an event that is held back will tell.
+    #[shape(16)]
+    pub held: Sig,
+}
+
+/// When an event that is held back is told at the latest.
+#[derive(Bundle, Clone, Copy, Debug)]
+struct Timer {
+    runs: Sig,
+    #[shape(DEADLINE)]
+    deadline: Sig,
 }
 
 /// See the head of this file.
@@ -79,6 +97,12 @@ pub struct CompleteIo {
     /// A CQE was written or refused.
     #[output]
     pub finished: Sig,
+    /// Earliest time of an event that is held back, low bits of `now`.
+    #[output(DEADLINE)]
+    pub next_due: Sig,
+    /// There is one.
+    #[output]
+    pub next_due_valid: Sig,
     /// Nothing under way.
     #[output]
     pub idle: Sig,
@@ -101,6 +125,8 @@ enum Phase {
 #[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Job {
     Start,
+    Retune,
+    Timer,
     Doorbell,
     Entry,
 }
@@ -121,11 +147,13 @@ impl Module for Complete {
 
         // a created or destroyed CQ starts at zero: one flag per CQ, since commands do not wait
         let mine = io.table.valid & io.table.table.eq(Table::Cq as u64) & io.table.index.lt(c.cqs);
-        let table = Memory::with_lanes("entries", c.cqs, 128, 64);
-        let lanes = cat(&[io.table.word.eq(1), io.table.word.eq(0)]);
-        table.write_lanes(mine, io.table.index.resize(bits), cat(&[io.table.data, io.table.data]), lanes);
+        let table = Memory::with_lanes("entries", c.cqs, 192, 64);
+        let lanes = cat(&[io.table.word.eq(2), io.table.word.eq(1), io.table.word.eq(0)]);
+        table.write_lanes(mine, io.table.index.resize(bits), io.table.data.repeat(3), lanes);
         let starting = reg_init("starting", 1, 0);
         let starting_cq = reg("starting_cq", bits);
+        let retuning = reg_init("retuning", 1, 0);
+        let retuning_cq = reg("retuning_cq", bits);
 
         let phase = EnumSig::<Phase>::reg("phase", Phase::Choose);
         let job = EnumSig::<Job>::reg("job", Job::Start);
@@ -141,6 +169,45 @@ impl Module for Complete {
         state.write(store, cq, new.to_bits());
         store.set(low());
         new.assign(&old);
+
+        // times of the events that are held back: the stage sets them, a scan of its own looks for those that are due
+        let now = io.now.bits(0, DEADLINE);
+        let timers = Memory::new("timers", c.cqs, Timer::total_width(&()));
+        let timer = Timer::from_bits(&(), timers.read("timer", high(), cq));
+        let timer_write = hdl::wire("timer_write", 1);
+        let timer_runs = hdl::wire("timer_runs", 1);
+        let period = entry.moderation_period.extend(DEADLINE);
+        timers.write(timer_write, cq, Timer { runs: timer_runs, deadline: now + period }.to_bits());
+        timer_write.set(low());
+        timer_runs.set(low());
+        let is_due = |t: &Timer| t.runs & !(now - t.deadline).msb();
+        let scan = reg_init("scan", bits, 0);
+        scan.set(scan + 1);
+        let scanned_cq = delay("scanned_cq", scan);
+        let scanned = Timer::from_bits(&(), timers.read("scanned", high(), scan));
+        let due = reg_init("due", 1, 0);
+        let due_cq = reg("due_cq", bits);
+        when(is_due(&scanned) & !due, || {
+            due.set(high());
+            due_cq.set(scanned_cq);
+        });
+        let (best, best_valid) = (reg("best", DEADLINE), reg_init("best_valid", 1, 0));
+        let (next_due, next_due_valid) = (reg("next_due_q", DEADLINE), reg_init("next_due_valid_q", 1, 0));
+        let stale = reg_init("stale", 2, 2);
+        let better = scanned.runs & (!best_valid | (scanned.deadline - best).msb());
+        let least = mux(better, scanned.deadline, best);
+        best.set(least);
+        best_valid.set(best_valid | scanned.runs);
+        when(scanned_cq.all(), || {
+            best_valid.set(low());
+            next_due.set(least);
+            next_due_valid.set(best_valid | scanned.runs);
+            stale.set(mux(stale.any(), stale - 1, stale));
+        });
+        when(timer_write, || stale.set(2));
+        io.next_due.set(next_due);
+        io.next_due_valid.set(next_due_valid);
+        let passed = next_due_valid & !(now - next_due).msb();
 
         done.ready.set(low());
         io.doorbell.ready.set(low());
@@ -185,6 +252,26 @@ impl Module for Complete {
 
         let counted = work.solicited | work.status.any();
         let fires = old.arm.eq(1) | (old.arm.eq(2) & counted);
+        let (count, timed) = (entry.moderation_count, entry.moderation_period.any());
+        let moderated = (count.gt(1) | (count.none() & timed)).named("moderated");
+        let enough = |held: Sig| !moderated | (count.any() & held.ge(count.extend(held.width())));
+        let held_now = mux(old.held.all(), old.held, old.held + 1);
+        // the first unreported entry starts the time, the event ends it
+        let holds = |held: Sig| {
+            new.held.set(held);
+            when(old.held.none() & timed, || {
+                timer_write.set(high());
+                timer_runs.set(high());
+            });
+        };
+        let reported = || {
+            new.held.set(0);
+            when(old.held.any(), || timer_write.set(high()));
+        };
+        let tell = || {
+            new.arm.set(0);
+            reported();
+        };
         let knocked = CqDoorbellBits::unpack(knock);
 
         phase.switch(|p| match p {
@@ -193,6 +280,18 @@ impl Module for Complete {
                     starting.set(low());
                     cq.set(starting_cq);
                     job.set(Job::Start);
+                    phase.set(Phase::Look);
+                })
+                .elif(retuning, || {
+                    retuning.set(low());
+                    cq.set(retuning_cq);
+                    job.set(Job::Retune);
+                    phase.set(Phase::Look);
+                })
+                .elif(due, || {
+                    due.set(low());
+                    cq.set(due_cq);
+                    job.set(Job::Timer);
                     phase.set(Phase::Look);
                 })
                 .elif(io.doorbell.valid, || {
@@ -219,6 +318,19 @@ impl Module for Complete {
                     Job::Start => {
                         store.set(high());
                         new.assign_zero();
+                        timer_write.set(high());
+                    }
+                    // a time found due may be another one by now
+                    Job::Retune | Job::Timer => {
+                        told_kind.set(EventKind::Completion as u64);
+                        when(job.is(Job::Retune) | is_due(&timer), || {
+                            store.set(high());
+                            timer_write.set(high());
+                            when(old.held.any() & entry.valid, || {
+                                tell();
+                                phase.set(Phase::Tell);
+                            });
+                        });
                     }
                     Job::Doorbell => {
                         let known = entry.valid & knocked.cqn.bits(bits, 24 - bits).none();
@@ -236,11 +348,18 @@ impl Module for Complete {
                             new.consumer.set(knocked.consumer);
                             let behind = old.producer.ne(knocked.consumer);
                             let arms = knocked.arm.any();
-                            when(arms, || new.arm.set(mux(behind, lit(2, 0), knocked.arm)));
-                            when(arms & behind, || {
-                                told_kind.set(EventKind::Completion as u64);
-                                phase.set(Phase::Tell);
-                            });
+                            let waiting = old.producer - knocked.consumer;
+                            let most = lit(16, 0xffff);
+                            when(arms, || new.arm.set(knocked.arm));
+                            when(!behind, reported)
+                                .elif(arms & enough(waiting), || {
+                                    tell();
+                                    told_kind.set(EventKind::Completion as u64);
+                                    phase.set(Phase::Tell);
+                                })
+                                .elif(arms, || {
+                                    holds(mux(waiting.bits(16, 8).any(), most, waiting.bits(0, 16)))
+                                });
                         });
                     }
                     Job::Entry => {
@@ -260,8 +379,8 @@ impl Module for Complete {
                         .otherwise(|| {
                             store.set(high());
                             new.producer.set(old.producer + 1);
-                            when(fires, || new.arm.set(0));
-                            telling.set(fires);
+                            when(fires & enough(held_now), tell).elif(fires, || holds(held_now));
+                            telling.set(fires & enough(held_now));
                             told_kind.set(EventKind::Completion as u64);
                             line.set(cqe.pack());
                             line_iova.set(entry.base + cat(&[position, lit(6, 0)]).extend(64));
@@ -285,6 +404,11 @@ impl Module for Complete {
             starting.set(high());
             starting_cq.set(io.table.index.resize(bits));
         });
-        io.idle.set(phase.is(Phase::Choose) & !starting & !io.doorbell.valid & !done.valid);
+        when(mine & io.table.word.eq(2), || {
+            retuning.set(high());
+            retuning_cq.set(io.table.index.resize(bits));
+        });
+        let works = any_of(&[starting, retuning, due, io.doorbell.valid, done.valid]);
+        io.idle.set(phase.is(Phase::Choose) & !works & stale.none() & !passed);
     }
 }

@@ -194,6 +194,43 @@ fn a_moderated_cq_tells_its_channel_when_enough_completions_wait() {
 }
 
 #[test]
+fn a_fault_in_rtr_is_seen_before_the_qp_goes_to_rts() {
+    let world = World::new(2);
+    let (a, b) = (End::new(&world.open(0), |init| init), End::new(&world.open(1), |init| init));
+    a.qp.connect(&b.endpoint(5), 9, PathMtu::Mtu1024, Access::REMOTE_WRITE).expect("connects");
+    let attr = QpAttr {
+        access: Access::REMOTE_WRITE,
+        path_mtu: PathMtu::Mtu1024,
+        dest_qpn: a.qp.number(),
+        rq_psn: 9,
+        sq_psn: 5,
+        av: qp::AddressVector::to(a.context.gids()[0]),
+        ..QpAttr::default()
+    };
+    let to = |state| {
+        let steps = qp::attributes::transition(Transport::Rc, b.qp.state(), state).expect("a step");
+        b.qp.modify(&QpAttr { state, ..attr }, steps.0 | AttrMask::STATE)
+    };
+    to(QpState::Init).expect("INIT");
+    to(QpState::Rtr).expect("RTR");
+    b.qp.post_recv(&[RecvWr::new(7, &[])]).expect("room");
+    let source = a.pd.allocate(8, Access::empty()).expect("memfd");
+    let sge = [source.sge(0..8).unwrap()];
+    a.qp.post_send(&[SendWr::write(1, &sge, 0, 0x1234)]).expect("room");
+    assert_eq!(a.sent(), [(1, WcStatus::RemAccessErr)]);
+    // nobody has looked at events or completions yet
+    let mask = AttrMask::STATE
+        | AttrMask::TIMEOUT
+        | AttrMask::RETRY_CNT
+        | AttrMask::RNR_RETRY
+        | AttrMask::SQ_PSN
+        | AttrMask::MAX_QP_RD_ATOMIC;
+    let error = b.qp.modify(&QpAttr { state: QpState::Rts, ..attr }, mask).expect_err("it is over");
+    assert!(error.to_string().contains("Err to Rts"), "{error}");
+    assert_eq!((b.qp.state(), b.received()), (QpState::Err, vec![(7, WcStatus::WrFlushErr)]));
+}
+
+#[test]
 fn a_card_that_ends_no_keys_is_not_asked_to() {
     let world = World::new(2);
     world.cards()[0].features &= !reg::feature::INVALIDATE;

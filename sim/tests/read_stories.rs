@@ -238,6 +238,36 @@ fn a_read_that_the_peer_refuses_or_this_side_cannot_take_completes_in_error_in_i
 }
 
 #[test]
+fn a_duplicate_write_is_acknowledged_up_to_the_read_behind_it() {
+    let mut story = two_cards("a_duplicate_write_is_acknowledged_up_to_the_read_behind_it");
+    let (a, b) = story.connected();
+    fill(&mut story, &b, 0, 3000);
+    a.write(1, 0, 8, &b.memory, 5000);
+    a.write(2, 0, 8, &b.memory, 5000);
+    a.read(3, 10_000, 3000, &b.memory, 0);
+    a.write(4, 0, 8, &b.memory, 5000);
+    for id in 1..=4 {
+        story.completes(&a, id);
+    }
+    let of_a = |story: &Story, psn| {
+        let packets = story.packets();
+        packets.into_iter().find(|seen| seen.from == A && seen.packet.bth.psn == psn).expect("it was sent")
+    };
+    // one by one: WRITE 1, WRITE 2, the last WRITE
+    for (again, told) in [(0, 1), (1, 1), (5, 5)] {
+        let twin = of_a(&story, psn_add(a.psn, again)).packet;
+        story.goes_past();
+        lock(&story.room).inject(A, &twin.build()).expect("a frame");
+        let ack = story.sees(B, "an ACK", |packet| packet.opcode() == Some(Opcode::RcAcknowledge));
+        assert_eq!(ack.packet.bth.psn, psn_add(a.psn, told), "a duplicate of packet {again}");
+        story.wait(100 * US);
+    }
+    story.announce(1, Reject::Duplicate, 3);
+    story.announce(0, Reject::ResponseStale, 3);
+    story.no_other_events();
+}
+
+#[test]
 fn a_qp_without_read_depth_refuses_to_post_a_read() {
     let mut story = two_cards("a_qp_without_read_depth_refuses_to_post_a_read");
     let (a, b) = story.connected_as(|side, attr| {

@@ -374,7 +374,7 @@ pub struct Verdict {
     /// Which QP.
     #[shape(c.qp_bits())]
     pub qp: Sig,
-    /// BTH PSN of the packet (of a NAK: the PSN that it carries).
+    /// BTH PSN of the packet (of a NAK: the PSN that it carries; of a Reack: the last that it may acknowledge).
     #[shape(PSN)]
     pub psn: Sig,
     /// An acknowledgement is asked for.

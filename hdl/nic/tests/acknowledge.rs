@@ -372,6 +372,32 @@ fn a_local_invalidate_retires_when_place_has_done_it_and_has_no_psn() {
 }
 
 #[test]
+fn a_fault_of_the_responder_in_rtr_outlives_the_way_to_rts_and_no_new_connection() {
+    let mut b = Bench::with(|rights| rights.state = QpState::Rtr as u8);
+    b.unanswered(2, 10);
+    b.run(10);
+    assert_eq!(b.events, [(2, 3)]);
+    let rights = QpRights { state: QpState::Rts as u8, valid: true, ..Default::default() };
+    for qp in 1..3 {
+        b.rams[2].words[qp as usize] = Bits::from_bytes(256, &rights.pack());
+        b.start(qp, 50, &rights);
+        assert_eq!(b.requester(qp).get("halt"), u64::from(qp == 2));
+    }
+    // a second way to RTS of that life does not help either
+    b.start(2, 60, &rights);
+    assert_eq!(b.requester(2).get("halt"), 1);
+    // its next life
+    for anew in ["receive", "reset"] {
+        b.unanswered(2, 10);
+        b.s.poke(&format!("initialise_{anew}"), 1);
+        b.start(2, 70, &rights);
+        b.s.poke(&format!("initialise_{anew}"), 0);
+        b.start(2, 80, &rights);
+        assert_eq!(b.requester(2).get("halt"), 0, "{anew}");
+    }
+}
+
+#[test]
 fn one_ack_retires_all_wqes_before_it_and_reports_the_signaled() {
     let mut b = Bench::new();
     for (n, signaled) in [true, false, false, true, false].into_iter().enumerate() {

@@ -268,7 +268,12 @@ impl Model {
                 return (Outcome::Verdict(v), Some(Reject::Duplicate), true);
             }
             me.nak_sent = false;
-            let v = Verdict { action: REACK, qp: p.qpn, ..Verdict::default() };
+            // up to the first READ or atomic that was taken behind it, of those kept
+            let kept = q.reads.len().saturating_sub((1usize << q.log_ring).min(16));
+            let behind = |r: &&Read| (r.psn.wrapping_sub(p.psn) & MASK) < (q.epsn.wrapping_sub(p.psn) & MASK);
+            let end = q.reads[kept..].iter().rev().take_while(behind).last().map_or(q.epsn, |r| r.psn);
+            let psn = end.wrapping_sub(1) & MASK;
+            let v = Verdict { action: REACK, qp: p.qpn, psn, ..Verdict::default() };
             return (Outcome::Verdict(v), Some(Reject::Duplicate), true);
         }
         if distance > 0 {
@@ -585,7 +590,7 @@ impl Bench {
         let mut v = Verdict { action, qp: get("qp") as u32, ..Verdict::default() };
         let wqe = (get("uses_wqe") == 1).then(|| get("wqe_index") as u16);
         match action {
-            REACK => {}
+            REACK => v.psn = get("psn") as u32,
             RESPOND | ATOMIC => {
                 v.read = get("wqe_index") as u8;
                 v.key = if action == ATOMIC { get("key") as u32 } else { 0 };
@@ -658,8 +663,11 @@ impl Bench {
             }
             self.clock();
             if n >= 3 && self.s.peek("idle") == 1 {
-                // only what may be a duplicate READ or atomic takes longer
-                assert!(n == 3 || matches!(p.opcode, 0x0c | 0x13 | 0x14) && n <= 19, "{n} clocks: {p:?}");
+                // only what may be a duplicate takes longer, of a QP that keeps READs
+                let q = self.model.qps.get(p.qpn as usize);
+                let again =
+                    q.is_some_and(|q| p.psn.wrapping_sub(q.epsn) & MASK >= 1 << 23 && !q.reads.is_empty());
+                assert!(n == 3 || again && n <= 19, "{n} clocks: {p:?}");
                 break;
             }
         }
@@ -1122,6 +1130,38 @@ fn a_duplicate_read_asks_again_for_what_is_kept_from_any_of_its_packets_to_its_e
     // another life of the QP knows nothing of it
     b.start(0, qp(100));
     assert_eq!(b.expect(&again(4, 0)), dropped);
+}
+
+#[test]
+fn a_duplicate_is_acknowledged_again_up_to_the_next_read_that_was_taken_behind_it() {
+    for start in [0u32, 0xff_fffc, 0x7f_fffe] {
+        let mut b = Bench::new();
+        b.start(0, qp(start));
+        let at = |n: u32| (start + n) & MASK;
+        // WRITE, WRITE, READ of three, WRITE, atomic, WRITE, WRITE
+        b.expect(&packet(0x0a, at(0), 5));
+        b.expect(&packet(0x0a, at(1), 5));
+        b.expect(&read(at(2), 600));
+        b.expect(&packet(0x0a, at(5), 5));
+        b.expect(&atomic(0x14, at(6)));
+        b.expect(&packet(0x0a, at(7), 5));
+        b.expect(&packet(0x04, at(8), 5));
+        for (again, end) in [(0, 1), (1, 1), (5, 5), (7, 8), (8, 8)] {
+            let opcode = if again == 8 { 0x04 } else { 0x0a };
+            let Outcome::Verdict(v) = b.expect(&packet(opcode, at(again), 5)).0 else { panic!() };
+            assert_eq!((v.action, v.psn), (REACK, at(end)), "{again} from {start:#x}");
+        }
+        // of READs that are no longer kept nothing is known: up to the oldest that is
+        b.model.qps[0].answered = 2;
+        b.load();
+        for n in 0..4 {
+            b.expect(&read(at(9 + n), 5));
+            b.model.qps[0].answered += 1;
+            b.load();
+        }
+        let Outcome::Verdict(v) = b.expect(&packet(0x0a, at(0), 5)).0 else { panic!() };
+        assert_eq!(v.psn, at(8));
+    }
 }
 
 /// An atomic on the first bytes of the region.

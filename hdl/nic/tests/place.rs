@@ -1106,7 +1106,8 @@ fn naks_of_check_are_owed_and_only_the_fatal_ones_kill() {
 
 #[test]
 fn a_duplicate_is_acknowledged_with_the_last_psn_but_never_over_an_unpaid_nak() {
-    let reack = Verdict { action: REACK, qp: 0, ..Verdict::default() };
+    // check says that all may be acknowledged that was taken
+    let reack = Verdict { action: REACK, qp: 0, psn: 500, ..Verdict::default() };
     let mut b = Bench::new(1);
     b.offer(reack);
     b.settle();
@@ -1127,6 +1128,29 @@ fn a_duplicate_is_acknowledged_with_the_last_psn_but_never_over_an_unpaid_nak() 
     b.offer(write(0, 101, 0x1000, 8));
     b.settle();
     assert_eq!(b.tail(0), (0x1f, 101, 2));
+}
+
+#[test]
+fn a_duplicate_is_acknowledged_as_far_as_check_allows_but_not_behind_what_is_owed() {
+    let reack = |psn| Verdict { action: REACK, qp: 0, psn, ..Verdict::default() };
+    let mut b = Bench::new(1);
+    for psn in 100..105 {
+        b.offer(write(0, psn, 0x1000, 8));
+    }
+    b.settle();
+    // an ACK of 104 is owed: it says more
+    b.offer(reack(102));
+    b.settle();
+    assert_eq!(b.tail(0), (0x1f, 104, 5));
+    b.pay(0);
+    let owed = b.placed(0).get("tail_seq");
+    for (allowed, told) in [(102, 102), (104, 104), (109, 104)] {
+        b.offer(reack(allowed));
+        b.settle();
+        assert_eq!(b.tail(0), (0x1f, told, 5));
+        b.pay(0);
+    }
+    assert_eq!(b.placed(0).get("tail_seq"), owed + 3);
 }
 
 #[test]

@@ -599,6 +599,9 @@ impl Qp {
         if to == QpState::Reset {
             return self.reset(mask);
         }
+        // the card may have stopped: what it told is in force before anything is changed
+        qp.inner.serve_events()?;
+        let to = if mask.contains(AttrMask::STATE) { attr.state } else { qp.state() };
         let mut control = lock(&qp.control);
         let from = qp.state();
         if mask.contains(AttrMask::CUR_STATE) && attr.cur_state != from {

@@ -29,7 +29,8 @@
 //!   What ends the QP while READs still wait for their confirmation is kept as such a fault.
 //! * One error CQE per QP, then `halt`; the rest is flushed by the driver.
 //! * A READ of the peer that gather could not answer halts the QP without a CQE and raises an asynchronous event
-//!   (QP_ACCESS_ERR for its key, else QP_FATAL).
+//!   (QP_ACCESS_ERR for its key, else QP_FATAL). A QP that was in RTR then stays halted when it goes to RTS: the driver
+//!   may not have seen the event yet.
 //!
 //! Timers are deadlines compared with `now`. A deadline is set T = 4.096 us * 2^code ahead (at most 2^38 clocks); the
 //! scan makes one step after every event, 2 clocks each without events (128 clocks for 64 QPs, T of code 1 is 2048), so it
@@ -635,6 +636,8 @@ impl Module for Acknowledge {
             ),
         ));
 
+        // QPs that ended by a READ of the peer
+        let answers_over = reg_init("answers_over", c.qps, 0);
         let start = Requester::wires(&(), "start");
         start.assign_zero();
         let i = &io.initialise.data;
@@ -643,9 +646,13 @@ impl Module for Acknowledge {
             got_first: i.sq_psn,
             retries: i.retry_cnt,
             rnr_retries: i.rnr_retry,
+            halt: answers_over.bit_at(i.qp) & !(i.receive | i.reset),
             ..start
         };
         let clears = (initialise & (i.send | i.reset)).named("clears");
+        let anew = i.receive | i.reset;
+        let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
+        answers_over.set((answers_over | bit(ends_qp, qp)) & !bit(initialise & anew, i.qp));
         io.requester_write.enable.set(clears | end);
         io.requester_write.address.set(mux(resting, i.qp, qp));
         io.requester_write.data.set(mux(resting, fresh.to_bits(), next.to_bits()));

@@ -7,10 +7,11 @@
 //! clock 2  the MR entry is there: bounds and rights of the key
 //! clock 3  one verdict, `expect` is written, the slot is released or handed on, the refusal is counted
 //! ```
-//! A duplicate READ is looked for among the READs kept, the youngest first, one per clock, before its clock 3.
+//! Among the READs kept, the youngest first, one per clock before its clock 3, a duplicate READ is looked for, and of a
+//! duplicate SEND or WRITE the next READ behind it: it is acknowledged again up to there and no further (decision 0005).
 //!
 //! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order (a READ
-//! response or the result of an atomic with its payload and slot; a fence on both), 4 clocks after the packet was taken (a duplicate READ: up to
+//! response or the result of an atomic with its payload and slot; a fence on both), 4 clocks after the packet was taken (a duplicate of a QP that keeps READs: up to
 //! 20); a packet is taken every 4 clocks (measured), more seldom only while place or acknowledge refuse. Never waits for
 //! host memory: no receive WQE is told from producer and consumer alone.
 //!
@@ -396,8 +397,13 @@ impl Module for Check {
             & h.va.eq(kept.va + offset_in.extend(64))
             & h.dma_length.eq(kept.length - offset_in);
         let same = mux(atomic, kept.is_atomic, same & !kept.is_atomic);
-        search.set(at2 & duplicate & keeps & !refused & left.any());
-        searched.set(hit | left.eq(1));
+        // taken behind the duplicate: what was kept for a lap of the PSNs is not
+        let passes = (kept.first_psn - h.psn).lt(e.epsn - h.psn).named("read_behind");
+        search.set(at2 & duplicate & request & !refused & left.any());
+        searched.set(mux(keeps, hit, !passes) | left.eq(1));
+        let end = reg("acknowledged_end", PSN);
+        when(at2, || end.set(e.epsn));
+        when(searching & !keeps & passes, || end.set(kept.first_psn));
         let again_at = mux(searching, probe - 1, probe);
         io.owed_address.set(owed_address(c, ring_base, ring_log, again_at));
         let found = reg("found", 1);
@@ -474,7 +480,7 @@ impl Module for Check {
                 mux(reack, action(Action::Reack), mux(rewind, action(Action::Rewind), action(Action::Nak))),
             ));
             verdict.qp.set(qp);
-            verdict.psn.set(mux(nak_gap, e.epsn, h.psn));
+            verdict.psn.set(mux(nak_gap, e.epsn, mux(reack, end - 1, h.psn)));
             verdict.ack_req.set(h.ack_req);
             verdict.first.set(opens);
             verdict.last.set(closes);

@@ -23,7 +23,7 @@
 //! an SGE whose key does not allow it (NAK 0x63, LOC_PROT_ERR), a WQE that could not be read (NAK 0x63, LOC_QP_OP_ERR). A
 //! SEND that check has NAKed in its midst completes with LOC_QP_OP_ERR. A fatal NAK raises an asynchronous event
 //! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63) and kills the QP here at once: packets behind are
-//! discarded. An unpaid NAK is not overwritten by a re-acknowledgement.
+//! discarded. An unpaid NAK is not overwritten by a re-acknowledgement, nor an unpaid ACK by one of an earlier PSN.
 //!
 //! A READ passes through without payload: when its turn comes in `finish`, everything before it is written, it counts in
 //! the MSN, and `placed.res_head` lets segment answer it. An atomic likewise, but it also goes to atomic (`exchange`), for
@@ -734,7 +734,11 @@ impl Module for Place {
         let accept = is_kind(Kind::Accept);
         let is_atomic = is_kind(Kind::Atomic);
         let (responds, rewinds) = (is_kind(Kind::Respond) | is_atomic, is_kind(Kind::Rewind));
-        let unpaid_nak = old.tail_seq.ne(tx.paid) & old.tail_syndrome.bits(5, 2).any();
+        let unpaid = old.tail_seq.ne(tx.paid);
+        let unpaid_nak = unpaid & old.tail_syndrome.bits(5, 2).any();
+        // as far as all is placed, and not behind what is owed already
+        let placed_psn = mux(psn_before(f.psn, old.psn), f.psn, old.psn);
+        let again_psn = mux(unpaid & psn_before(placed_psn, old.tail_psn), old.tail_psn, placed_psn);
         let answers = (accept & f.ack_req) | (is_kind(Kind::Reack) & !unpaid_nak) | is_kind(Kind::Nak);
         let next = Placed::regs(&(), "placed");
         let (owes, cqn) = (reg("owes_more", 1), reg("cqn", c.cq_bits()));
@@ -748,7 +752,7 @@ impl Module for Place {
             when(answers, || {
                 next.tail_seq.set(old.tail_seq + 1);
                 next.tail_syndrome.set(mux(is_kind(Kind::Nak), f.syndrome, lit(8, ACK)));
-                next.tail_psn.set(mux(is_kind(Kind::Reack), old.psn, f.psn));
+                next.tail_psn.set(mux(is_kind(Kind::Reack), again_psn, f.psn));
                 next.tail_msn.set(msn);
             });
             when(f.fatal, || next.halt.set(1));

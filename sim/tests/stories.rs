@@ -451,6 +451,43 @@ fn an_interrupt_comes_after_its_completion() {
 }
 
 #[test]
+fn an_error_tells_its_cause_where_it_arose_and_a_completion_the_time() {
+    let here = Some(Reject::SglKey);
+    for (what, sender, receiver) in [
+        ("bad L_Key", (WcStatus::LocProtErr, here), None),
+        ("bad R_Key", (WcStatus::RemAccessErr, None), None),
+        (
+            "short receive",
+            (WcStatus::RemInvReqErr, None),
+            Some((WcStatus::LocLenErr, Some(Reject::ReceiveTooShort))),
+        ),
+        ("nothing", (WcStatus::Success, None), Some((WcStatus::Success, None))),
+    ] {
+        let mut story = two_cards(&format!("an_error_tells_its_cause_{}", what.replace(' ', "_")));
+        let (a, b) = story.connected();
+        b.receive(1, 0, 64);
+        let good = a.memory.sge(0..if what == "short receive" { 65 } else { 64 }).unwrap();
+        let bad = host::qp::Sge { lkey: good.lkey ^ 1, ..good };
+        let sge = [if what == "bad L_Key" { bad } else { good }];
+        let wr = match what {
+            "bad R_Key" => SendWr::write(2, &sge, b.memory.addr(), b.memory.rkey() ^ 1),
+            _ => SendWr::send(2, &sge),
+        };
+        let before = a.context.device().now_ticks().unwrap();
+        a.qp.post_send(&[wr.signaled()]).unwrap();
+        let done = story.completion(&a);
+        let after = a.context.device().now_ticks().unwrap();
+        assert_eq!((done.status, done.cause()), sender, "{what}");
+        assert!((before..=after).contains(&done.timestamp), "{before} {} {after}", done.timestamp);
+        if let Some(receiver) = receiver {
+            let done = story.completion(&b);
+            assert_eq!((done.status, done.cause()), receiver, "{what}");
+            assert_eq!(done.byte_len, if done.status == WcStatus::Success { 64 } else { 0 });
+        }
+    }
+}
+
+#[test]
 fn a_moderated_event_comes_with_the_fourth_completion_or_after_its_time() {
     let mut story = two_cards("a_moderated_event_comes_with_the_fourth_completion_or_after_its_time");
     let (a, mut b) = (story.start(0), story.start(1));

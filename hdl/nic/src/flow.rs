@@ -239,6 +239,17 @@ pub struct Fault {
     pub responds: Sig,
     /// Of a local invalidate (from place).
     pub invalidates: Sig,
+    /// Why, if a WQE is to complete in error: code of the `contract::Reject`, plus 1.
+    #[shape(CAUSE)]
+    pub cause: Sig,
+}
+
+/// Bits of a cause: a `contract::Reject` code plus 1, 0 for none.
+pub const CAUSE: u32 = 7;
+
+/// The cause of a refusal's 6-bit code.
+pub fn cause(code: Sig) -> Sig {
+    code.extend(CAUSE) + 1
 }
 
 /// A beat of an Ethernet frame, from the destination MAC on. Toward the mac without FCS; from the mac with its FCS.
@@ -388,6 +399,9 @@ pub struct Verdict {
     /// AETH syndrome of a NAK.
     #[shape(8)]
     pub syndrome: Sig,
+    /// Cause of a fatal NAK.
+    #[shape(CAUSE)]
+    pub cause: Sig,
     /// Where a WRITE goes; the result of an atomic.
     #[shape(64)]
     pub iova: Sig,
@@ -526,6 +540,9 @@ pub struct Completion {
     pub with_imm: Sig,
     /// `imm` holds a key.
     pub with_inv: Sig,
+    /// `vendor_err`: see [`CAUSE`].
+    #[shape(CAUSE)]
+    pub cause: Sig,
     /// A solicited event.
     pub solicited: Sig,
 }

@@ -42,6 +42,7 @@ struct Bench {
     rams: Vec<Ram>,
     now: u64,
     done: Vec<Done>,
+    causes: Vec<u64>,
     wakes: Vec<u32>,
     /// QP and `ibv_event_type`.
     events: Vec<(u64, u64)>,
@@ -80,6 +81,7 @@ impl Bench {
             rams,
             now: 1000,
             done: vec![],
+            causes: vec![],
             wakes: vec![],
             events: vec![],
             rejects: vec![],
@@ -164,6 +166,7 @@ impl Bench {
         if ready && s.peek("completion_valid") == 1 {
             let mut get = |n: &str| s.peek(&format!("completion_{n}"));
             assert_eq!(get("cq"), 10 + get("qp"));
+            self.causes.push(get("cause"));
             self.done.push((
                 get("qp") as u32,
                 get("wqe_index") as u16,
@@ -284,8 +287,13 @@ impl Bench {
         (r.get("got_wqe"), r.get("una_psn"), r.get("got_first"), r.get("una_wqe"))
     }
     fn fault(&mut self, qp: u32, wqe: u16, status: u8) {
-        let fields =
-            [("qp", qp.into()), ("wqe_index", wqe.into()), ("status", status.into()), ("responds", 0)];
+        let fields = [
+            ("qp", qp.into()),
+            ("wqe_index", wqe.into()),
+            ("status", status.into()),
+            ("responds", 0),
+            ("cause", 53),
+        ];
         self.give("fault", &fields);
     }
     /// A READ of the peer could not be answered.
@@ -395,6 +403,42 @@ fn a_fault_of_the_responder_in_rtr_outlives_the_way_to_rts_and_no_new_connection
         b.start(2, 80, &rights);
         assert_eq!(b.requester(2).get("halt"), 0, "{anew}");
     }
+}
+
+#[test]
+fn an_error_of_this_side_names_its_cause_one_of_the_peer_and_a_success_none() {
+    for (what, cause) in [("bad WQE", 50), ("fault", 53), ("NAK", 0), ("retries", 0)] {
+        let mut b = Bench::with(|rights| rights.retry_cnt = 0);
+        b.send(0, 1, true, 0);
+        b.respond(0, 0, ACK);
+        // of a bad WQE the record has it where others have their length
+        if what == "bad WQE" {
+            b.send(0, 0, true, 2);
+            let mut record = Word::new(RECORD);
+            record.load(&b.rams[4].words[1]);
+            b.rams[4].words[1] = record.with("length", 50).bits();
+        } else {
+            b.send(0, 2, true, 0);
+        }
+        match what {
+            "bad WQE" => b.give("kick", &[("qp", 0)]),
+            "fault" => b.fault(0, 1, 4),
+            "NAK" => b.respond(0, 1, 0x62),
+            _ => b.expire(),
+        }
+        b.run(10);
+        assert_eq!((b.done.len(), b.causes.clone()), (2, vec![0, cause]), "{what}");
+    }
+    // a NAK that waits for READs before it
+    let mut b = Bench::new();
+    b.fault(1, 5, 4);
+    b.send_read(0, 8, true);
+    b.send(0, 1, true, 0);
+    b.response(0, 0, 0x10, 8);
+    b.respond(0, 1, 0x61);
+    b.placement(0, 0, 0);
+    b.run(20);
+    assert_eq!((b.status(), b.causes.clone()), (vec![(0, 0), (1, 9)], vec![0, 0]));
 }
 
 #[test]

@@ -70,6 +70,8 @@ struct Verdict {
     /// Of a WRITE with payload and an atomic; of a SEND with invalidate the one that ends.
     key: u32,
     with_inv: bool,
+    /// Of a fatal NAK.
+    cause: u8,
 }
 
 /// What an atomic is to do: where, whether it adds, its operands.
@@ -288,7 +290,7 @@ impl Model {
             Open::Send { wqe } => Some(wqe),
             _ => None,
         };
-        let fatal = |me: &mut Qp, syndrome, why| {
+        let fatal = |me: &mut Qp, syndrome, why: Reject| {
             me.halt = true;
             let v = Verdict {
                 action: NAK,
@@ -297,6 +299,7 @@ impl Model {
                 fatal: true,
                 syndrome,
                 wqe: in_use,
+                cause: why.vendor_err() as u8,
                 ..Verdict::default()
             };
             (Outcome::Verdict(v), Some(why), true)
@@ -600,6 +603,7 @@ impl Bench {
                 v.psn = get("psn") as u32;
                 v.syndrome = get("syndrome") as u8;
                 v.fatal = get("fatal") == 1;
+                v.cause = if v.fatal { get("cause") as u8 } else { 0 };
                 v.wqe = wqe;
             }
             _ => {

@@ -460,6 +460,64 @@ fn a_cq_armed_for_solicited_entries_tells_of_those_and_of_errors_alone() {
     }
 }
 
+#[test]
+fn a_cqe_carries_what_its_status_gives_a_meaning_to_and_the_time_and_nothing_else() {
+    let mut s = start(&Complete(Config::small()));
+    put(
+        &mut s,
+        2,
+        0,
+        &CqEntry { valid: true, log_depth: 4, page: 5, eqn: 1, base: 0x1_0000, ..CqEntry::default() }.pack(),
+    );
+    s.poke("write_ready", 1);
+    // status, cause, immediate, key
+    for (status, cause, with_imm, with_inv) in
+        [(0, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (4, 53, 0, 0), (8, 25, 1, 0), (12, 0, 0, 1)]
+    {
+        let now = 0x0123_4567_89ab_cd00 + status;
+        for (f, v) in [
+            ("valid", 1),
+            ("qp", 33),
+            ("wqe_index", 0xfedc),
+            ("opcode", 129),
+            ("status", status),
+            ("byte_len", 0x8000_0001),
+            ("imm", 0x1122_3344),
+            ("with_imm", with_imm),
+            ("with_inv", with_inv),
+            ("cause", cause),
+            ("solicited", 1),
+        ] {
+            s.poke(&format!("receive_{f}"), v);
+        }
+        s.poke("now", now);
+        until(&mut s, 10, "taken", |s| s.peek("receive_ready") == 1);
+        s.clock();
+        s.poke("receive_valid", 0);
+        until(&mut s, 10, "a CQE", |s| s.peek("write_valid") == 1);
+        let cqe = Cqe::unpack(&s.peek_bits("write_data").to_bytes().try_into().unwrap());
+        let good = status == 0;
+        let wanted = Cqe {
+            wqe_index: 0xfedc,
+            opcode: 129,
+            status: status as u8,
+            qpn: 33,
+            with_imm: with_imm == 1,
+            with_inv: with_inv == 1,
+            solicited: true,
+            grh: false,
+            byte_len: if good { 0x8000_0001 } else { 0 },
+            imm: if good && with_imm + with_inv > 0 { 0x1122_3344 } else { 0 },
+            src_qpn: 0,
+            vendor_err: cause as u32,
+            timestamp: now,
+            phase: true,
+        };
+        assert_eq!(cqe, wanted);
+        s.clock();
+    }
+}
+
 /// A CQ whose events are moderated, in virtual time.
 struct Moderated {
     s: Interpreter,

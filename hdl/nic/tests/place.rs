@@ -39,6 +39,7 @@ struct Verdict {
     last: bool,
     fatal: bool,
     syndrome: u8,
+    cause: u8,
     iova: u64,
     relaxed: bool,
     wqe: Option<u16>,
@@ -113,6 +114,9 @@ struct Bench {
     command_busy: bool,
     /// WQE and `imm` of CQEs with a key that ended, and pieces written by then.
     told_keys: Vec<(u16, u32, usize)>,
+    /// Causes of CQEs, and of what is told to acknowledge.
+    causes: Vec<u64>,
+    told_causes: Vec<u64>,
     doorbells: VecDeque<u32>,
     /// How often the write engine and complete take something: one clock in n.
     slow: u64,
@@ -207,6 +211,8 @@ impl Bench {
             ended: vec![],
             command_busy: false,
             told_keys: vec![],
+            causes: vec![],
+            told_causes: vec![],
             doorbells: VecDeque::new(),
             slow: 1,
             pieces: vec![],
@@ -293,6 +299,7 @@ impl Bench {
                 ("last", v.last.into()),
                 ("fatal", v.fatal.into()),
                 ("syndrome", v.syndrome.into()),
+                ("cause", v.cause.into()),
                 ("iova", v.iova),
                 ("relaxed", v.relaxed.into()),
                 ("wqe_index", v.wqe.unwrap_or(v.read).into()),
@@ -392,6 +399,7 @@ impl Bench {
         if moves(s, "placement") {
             let mut get = |n: &str| s.peek(&format!("placement_{n}"));
             let told = (get("qp") as u32, get("wqe_index") as u16, get("status") as u8, self.written);
+            self.told_causes.push(get("cause"));
             if get("invalidates") == 1 { &mut self.local_ends } else { &mut self.placements }.push(told);
         }
         let ends = moves(s, "invalidate").then(|| s.peek("invalidate"));
@@ -426,6 +434,7 @@ impl Bench {
                 imm,
             );
             self.done.push(done);
+            self.causes.push(get("cause"));
             if get("with_inv") == 1 {
                 self.told_keys.push((done.1, get("imm") as u32, self.written));
             }
@@ -813,6 +822,39 @@ fn an_atomic_goes_on_when_everything_before_it_is_written_and_nothing_of_its_qp_
     b.s.poke("exchanged", 0);
     b.settle();
     assert_eq!(b.fences, 1);
+}
+
+#[test]
+fn an_error_names_its_cause_and_a_success_none() {
+    let plus = |reject: Reject| u64::from(reject.vendor_err());
+    let mut b = Bench::new(1);
+    for qp in 0..QPS {
+        b.post(qp, &[sge(0x10_0000, 64)]);
+        b.post(qp, &[Sge { lkey: 3 << 8 | 0x11, ..sge(0x10_0000, 64) }]);
+    }
+    b.offer(send(0, 100, 0, 64));
+    b.offer(send(0, 101, 1, 64));
+    b.offer(send(1, 100, 0, 65));
+    // a SEND that check has NAKed in its midst, for whatever reason
+    b.offer(Verdict { last: false, ..send(2, 100, 0, 64) });
+    let nak =
+        Verdict { action: NAK, syndrome: 0x61, fatal: true, wqe: Some(0), cause: 23, ..send(2, 101, 0, 0) };
+    b.offer(nak);
+    b.settle();
+    let mut causes: Vec<(u32, u64)> = b.done.iter().map(|d| d.0).zip(b.causes.iter().copied()).collect();
+    causes.sort_unstable();
+    assert_eq!(causes, [(0, 0), (0, plus(Reject::LkeyBad)), (1, plus(Reject::ReceiveTooShort)), (2, 23)]);
+    // of READs of this side, and of local invalidates
+    b.list(0, &[sge(0x10_0000, 8)]);
+    b.list(1, &[Sge { lkey: 3 << 8 | 0x11, ..sge(0x10_0000, 64) }]);
+    b.responses.push_back(data(3, 0, 0, 8, true));
+    b.responses.push_back(data(3, 0, 0, 9, true));
+    b.responses.push_back(data(3, 1, 0, 8, true));
+    b.settle();
+    b.locals.push_back((3, 9, 1 << 8));
+    b.settle();
+    let wanted = [0, plus(Reject::SglTooShort), plus(Reject::SglKey), plus(Reject::RkeyUnknown)];
+    assert_eq!(b.told_causes, wanted);
 }
 
 /// A SEND of `length` bytes that ends `key`.

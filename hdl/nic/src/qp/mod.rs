@@ -17,6 +17,7 @@
 //! Requirements: ATOM CARD ERR QPS READ REQ RESP TIM
 
 use crate::config::Config;
+use crate::flow::CAUSE;
 use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mux};
 
 /// Bits of a packet sequence number.
@@ -143,6 +144,9 @@ pub struct Requester {
     /// Its completion status.
     #[shape(8)]
     pub fault_status: Sig,
+    /// Why: see [`crate::flow::CAUSE`].
+    #[shape(CAUSE)]
+    pub fault_cause: Sig,
     /// The send side is over: an error CQE was written.
     pub halt: Sig,
 }
@@ -318,7 +322,7 @@ pub struct Record {
     /// Non-zero: the WQE is bad; it retires with this status once all before it have.
     #[shape(8)]
     pub status: Sig,
-    /// Bytes of the message.
+    /// Bytes of the message; of a bad WQE its cause ([`crate::flow::CAUSE`]).
     #[shape(32)]
     pub length: Sig,
     /// A READ or atomic: only its own responses answer it.

@@ -43,7 +43,7 @@
 //! Requirements: ATOM ERR READ REQ TIM
 
 use crate::config::Config;
-use crate::flow::{Completion, Count, Event, Fault, Response, Scatter, Wake};
+use crate::flow::{CAUSE, Completion, Count, Event, Fault, Response, Scatter, Wake};
 use crate::prim::fifo::buffer;
 use crate::qp::{
     DEADLINE, Initialise, READS, Record, Requester, StateShape, StateWrite, Tx, psn_before, read_cut,
@@ -396,6 +396,7 @@ impl Module for Acknowledge {
             began.fault.set(1);
             began.fault_wqe.set(fault.wqe_index);
             began.fault_status.set(fault.status);
+            began.fault_cause.set(fault.cause);
         });
         when(confirmed & !key_ended, || began.rd_placed.set(r.rd_placed + 1));
         when(words, || w.assign(&began));
@@ -500,6 +501,12 @@ impl Module for Acknowledge {
             mux(together & has & fails.any(), fails, mux(faulted, w.fault_status, lit(8, 0))),
         )
         .named("error_status");
+        // what the peer says has no cause here
+        let error_cause = mux(
+            bad,
+            record.length.bits(0, CAUSE),
+            mux(together & has & fails.any(), lit(CAUSE, 0), w.fault_cause),
+        );
         let error = (ends & error_status.any() & !w.halt).named("error");
         // READs before it are still being written
         let postpone = fails.any() & !together & (!w.fault | (w.got_wqe - w.fault_wqe).msb());
@@ -507,6 +514,7 @@ impl Module for Acknowledge {
             next.fault.set(1);
             next.fault_wqe.set(w.got_wqe);
             next.fault_status.set(fails);
+            next.fault_cause.set(0);
         });
         when(error, || {
             next.halt.set(1);
@@ -526,6 +534,7 @@ impl Module for Acknowledge {
             imm: lit(32, 0),
             with_imm: low(),
             with_inv: low(),
+            cause: mux(error, error_cause, lit(CAUSE, 0)),
             solicited: low(),
         });
         let free_to_go = !record.signaled | done.ready;

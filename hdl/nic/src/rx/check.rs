@@ -35,7 +35,7 @@
 //! Requirements: ATOM CARD CMD CONG DGM MEM NET PKT READ RESP
 
 use crate::config::Config;
-use crate::flow::{ACTION, Action, Count, Headers, Response, Verdict};
+use crate::flow::{ACTION, Action, Count, Headers, Response, Verdict, cause};
 use crate::mr;
 use crate::qp::{
     Expect, INDEX, Initialise, Operands, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
@@ -494,6 +494,7 @@ impl Module for Check {
                     mux(access_fault, lit(8, NAK_ACCESS), lit(8, NAK_INVALID)),
                 ),
             ));
+            verdict.cause.set(cause(fault));
             verdict.iova.set(iova);
             verdict.relaxed.set(relaxed);
             verdict.key.set(mux(invalidate, h.imm.swap_bytes(), key));

@@ -4,7 +4,7 @@
 //! us), CQ doorbells (consumer index, arming). Out: one aligned 64-byte write per CQE, then, for an armed CQ and only
 //! after the CQE was accepted, an event. A CQ is never overwritten: when it is full it overflows once, with an event,
 //! and takes nothing more. Arming a CQ that already holds entries the consumer has not seen raises the event at once.
-//! Four clocks per CQE.
+//! Four clocks per CQE. An entry in error names its cause (`vendor_err`) and carries neither length nor immediate.
 //!
 //! Moderation, per CQ: the event of an armed CQ waits until `moderation_count` entries are unreported, or until
 //! `moderation_period` clocks have passed since the first of them, whichever is first; with neither, or a count of 1, it
@@ -230,8 +230,11 @@ impl Module for Complete {
         cqe.with_imm = work.with_imm;
         cqe.with_inv = work.with_inv;
         cqe.solicited = work.solicited;
-        cqe.byte_len = work.byte_len;
-        cqe.imm = work.imm;
+        let good = work.status.none();
+        let if_good = |value: Sig| value & good.repeat(32);
+        cqe.byte_len = if_good(work.byte_len);
+        cqe.imm = if_good(work.imm & (work.with_imm | work.with_inv).repeat(32));
+        cqe.vendor_err = work.cause.extend(32);
         cqe.timestamp = reg("stamp", 64);
         cqe.timestamp.set(io.now);
         cqe.phase = phase_bit;

@@ -52,8 +52,8 @@
 
 use crate::config::Config;
 use crate::flow::{
-    ACTION, Action, Completion, Count, Event, Exchange, Fault, Invalidation, PayloadWrite, ReadData,
-    ReadDone, ReadRequest, Scatter, Verdict, Wake,
+    self, ACTION, Action, CAUSE, Completion, Count, Event, Exchange, Fault, Invalidation, PayloadWrite,
+    ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
@@ -252,6 +252,8 @@ struct Finish {
     reports: Sig,
     #[shape(8)]
     status: Sig,
+    #[shape(CAUSE)]
+    cause: Sig,
     /// Receive WQE, or number of a READ or atomic.
     #[shape(INDEX)]
     wqe_index: Sig,
@@ -639,6 +641,7 @@ impl Module for Place {
             slot: v.slot,
             reports: mux(naks, fatal, v.last) & v.uses_wqe & !lost,
             status: mux(fault, fault_status, mux(naks, status(WcStatus::LocQpOpErr), lit(8, 0))),
+            cause: mux(fault, flow::cause(cause), mux(naks, v.cause, lit(CAUSE, 0))),
             wqe_index: v.wqe_index,
             write,
             byte_len: v.offset + v.length.extend(32),
@@ -718,6 +721,7 @@ impl Module for Place {
             status: f.status,
             responds: hdl::low(),
             invalidates: f.local,
+            cause: f.cause,
         });
         io.placement.take(&placements);
         // local invalidates inside
@@ -792,6 +796,7 @@ impl Module for Place {
             imm: f.imm,
             with_imm: f.with_imm,
             with_inv: f.with_inv,
+            cause: f.cause,
             solicited: f.solicited,
         });
         event.valid.set(done & f.fatal);

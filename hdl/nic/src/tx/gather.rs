@@ -32,7 +32,7 @@
 use crate::config::Config;
 use crate::flow::{
     Count, Fault, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest, Segment,
-    TransmitSlot,
+    TransmitSlot, cause,
 };
 use crate::mr::judge;
 use crate::prim::fifo::Fifo;
@@ -376,16 +376,14 @@ impl Module for Gather {
             mux(key_fault, status(WcStatus::RemAccessErr), status(WcStatus::RemOpErr)),
             mux(short_fault & !key_fault, status(WcStatus::LocLenErr), status(WcStatus::LocProtErr)),
         ));
+        let why = mux(
+            key_fault,
+            code(Reject::SglKey),
+            mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
+        );
+        io.fault.data.cause.set(cause(why));
         io.count.valid.set(io.fault.moves() | dropped);
-        io.count.index.set(mux(
-            at_out(orphan),
-            code(Reject::WrongQpState),
-            mux(
-                key_fault,
-                code(Reject::SglKey),
-                mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
-            ),
-        ));
+        io.count.index.set(mux(at_out(orphan), code(Reject::WrongQpState), why));
         let leaves = (io.slot.moves() | (io.fault.moves() & !refuses) | dropped).named("leaves");
         io.gone.set(leaves);
         when(leaves, || out.set(out + 1));

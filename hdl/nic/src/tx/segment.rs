@@ -526,6 +526,7 @@ impl Module for Segment {
         ));
         fault.data.responds.set(does_break);
         fault.data.invalidates.set(low());
+        fault.data.cause.set(flow::cause(reason));
         io.local.valid.set(fires & does_invalidate);
         io.local.data.assign(&Invalidation {
             qp: work.qp,
@@ -562,7 +563,7 @@ impl Module for Segment {
             signaled: wqe.signaled,
             opcode: mux(is_local, WcOpcode::LocalInv as u64, of_work),
             status: mux(does_refuse, lit(8, WcStatus::LocQpOpErr as u64), lit(8, 0)),
-            length: mux(is_local, lit(32, 0), wqe.length),
+            length: mux(does_refuse, flow::cause(reason).extend(32), mux(is_local, lit(32, 0), wqe.length)),
             is_read: is_read & does_send,
         };
         io.record_write.data.set(record.to_bits());

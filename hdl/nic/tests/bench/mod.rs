@@ -133,6 +133,7 @@ pub const REQUESTER: &[(&str, u32)] = &[
     ("fault", 1),
     ("fault_wqe", 16),
     ("fault_status", 8),
+    ("fault_cause", 7),
     ("halt", 1),
 ];
 pub const TX: &[(&str, u32)] = &[

@@ -105,6 +105,7 @@ word!(Requester {
     fault: 1,
     fault_wqe: 16,
     fault_status: 8,
+    fault_cause: 7,
     halt: 1
 });
 word!(Placed {

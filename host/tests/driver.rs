@@ -637,6 +637,122 @@ fn modify_needs_exactly_the_transitions_attributes_and_changes_nothing_otherwise
 }
 
 #[test]
+fn values_out_of_range_and_a_wrong_idea_of_the_state_are_refused_and_change_nothing() {
+    let world = World::new(2);
+    world.cards()[0].port_mtu = 1500;
+    let (a, b) = (End::new(&world.open(0), |init| init), End::new(&world.open(1), |init| init));
+    let attr = |state| QpAttr {
+        state,
+        dest_qpn: b.qp.number(),
+        av: AddressVector::to(b.context.gids()[0]),
+        ..QpAttr::default()
+    };
+    let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+    let refused = |attr: QpAttr, mask, wanted: &str| {
+        let before = (a.qp.state(), world.cards()[0].qp_context(a.qp.number()));
+        match a.qp.modify(&attr, mask) {
+            Err(Error::Range { what, .. }) => assert_eq!(what, wanted),
+            other => panic!("{wanted}: {other:?}"),
+        }
+        assert_eq!((a.qp.state(), world.cards()[0].qp_context(a.qp.number())), before);
+    };
+    for index in [1, 0xffff] {
+        refused(QpAttr { pkey_index: index, ..attr(QpState::Init) }, init, "pkey_index");
+    }
+    for port in [0, 2] {
+        refused(QpAttr { port, ..attr(QpState::Init) }, init, "port");
+    }
+    a.qp.modify(&attr(QpState::Init), init).expect("index 0 of port 1");
+    let (rtr, _) = qp::attributes::transition(Transport::Rc, QpState::Init, QpState::Rtr).expect("a step");
+    let rtr = rtr | AttrMask::STATE;
+    // 1500 bytes of Ethernet leave 1024
+    for path_mtu in [PathMtu::Mtu2048, PathMtu::Mtu4096] {
+        refused(QpAttr { path_mtu, ..attr(QpState::Rtr) }, rtr, "path_mtu");
+    }
+    refused(QpAttr { max_dest_rd_atomic: 17, ..attr(QpState::Rtr) }, rtr, "max_dest_rd_atomic");
+    a.qp.modify(&QpAttr { max_dest_rd_atomic: 16, ..attr(QpState::Rtr) }, rtr).expect("1024 and 16");
+    let (rts, _) = qp::attributes::transition(Transport::Rc, QpState::Rtr, QpState::Rts).expect("a step");
+    let rts = rts | AttrMask::STATE;
+    refused(QpAttr { max_rd_atomic: 17, ..attr(QpState::Rts) }, rts, "max_rd_atomic");
+    // CUR_STATE is what the caller believes
+    for cur_state in [QpState::Init, QpState::Rts, QpState::Sqd, QpState::Err] {
+        let wrong = QpAttr { cur_state, ..attr(QpState::Rts) };
+        let error = a.qp.modify(&wrong, rts | AttrMask::CUR_STATE).expect_err("it is in RTR");
+        assert!(matches!(error, Error::Transition { from, .. } if from == cur_state), "{error}");
+        assert_eq!(a.qp.state(), QpState::Rtr);
+    }
+    let right = QpAttr { cur_state: QpState::Rtr, max_rd_atomic: 16, ..attr(QpState::Rts) };
+    a.qp.modify(&right, rts | AttrMask::CUR_STATE).expect("it is");
+    assert_eq!(a.qp.state(), QpState::Rts);
+}
+
+#[test]
+fn a_port_has_128_addresses_and_a_way_stays_within_one_family() {
+    let gid = |n: u32| Gid::from(Ipv4Addr::from(0x0a01_0000 + n));
+    let start = |count: u32| {
+        let world = World::new(2);
+        world.cards()[0].features |= reg::feature::IPV6;
+        let device = Device::new(world.backend(0)).expect("ours");
+        let further = (0..count).map(|n| GidEntry { gid: gid(n), vlan: Some(n as u16) }).collect();
+        (world, Context::start(device, &Options { further, ..Options::default() }))
+    };
+    assert_eq!(MAX_GIDS, 128);
+    assert!(matches!(start(127).1, Err(Error::Range { what: "number of GIDs", value: 129, .. })));
+    let (world, context) = start(126);
+    let context = context.expect("128 with the two of its own");
+    assert_eq!(context.gids().len(), 128);
+    let peer = Ipv4Addr::new(10, 0, 0, 2).into();
+    for index in [0u8, 2, 127] {
+        let end = End::new(&context, |init| init);
+        let av = AddressVector { sgid_index: index, ..AddressVector::to(peer) };
+        end.qp.connect_with(&QpAttr { dest_qpn: 3, av, ..QpAttr::default() }).expect("connects");
+        let card = world.cards()[0].qp_context(end.qp.number()).expect("it exists");
+        assert_eq!(card.addresses.src_gid, context.gids()[usize::from(index)].to_u128());
+        let vlan = if index < 2 { 0 } else { u16::from(index) - 2 };
+        assert_eq!((card.rights.vlan, card.rights.tagged), (vlan, index >= 2));
+    }
+    let end = End::new(&context, |init| init);
+    let connect = |index, dest| {
+        let av = AddressVector { sgid_index: index, ..AddressVector::to(dest) };
+        let state = end.qp.state();
+        let attr = QpAttr { dest_qpn: 3, av, ..QpAttr::default() };
+        match state {
+            QpState::Reset => end.qp.connect_with(&attr),
+            _ => {
+                let (rtr, _) =
+                    qp::attributes::transition(Transport::Rc, state, QpState::Rtr).expect("a step");
+                end.qp.modify(&QpAttr { state: QpState::Rtr, ..attr }, rtr | AttrMask::STATE)
+            }
+        }
+    };
+    assert!(matches!(connect(128, peer), Err(Error::Range { what: "sgid_index", value: 128, .. })));
+    for (index, dest) in [(1, peer), (0, context.gids()[1])] {
+        let error = connect(index, dest).expect_err("two families");
+        assert!(error.to_string().contains("IPv4 to an IPv6"), "{error}");
+        assert_eq!(end.qp.state(), QpState::Init);
+    }
+}
+
+#[test]
+fn a_drained_send_queue_is_told_if_that_was_asked_for() {
+    let (world, a, _b) = connected();
+    let sqd = QpAttr { state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    let rts = QpAttr { state: QpState::Rts, ..QpAttr::default() };
+    let notice = || a.context.async_event(Some(Duration::ZERO)).expect("a good context");
+    for round in 0..20 {
+        let asks = round % 3 != 0;
+        let mask = if asks { AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY } else { AttrMask::STATE };
+        a.qp.modify(&sqd, mask).expect("RTS to SQD");
+        let wanted = AsyncNotice { event: AsyncEvent::SqDrained, object: a.qp.number() };
+        assert_eq!(notice(), asks.then_some(wanted), "round {round}");
+        assert_eq!(notice(), None);
+        a.qp.modify(&rts, AttrMask::STATE).expect("back");
+    }
+    assert_eq!(a.qp.state(), QpState::Rts);
+    world.assert_no_faults();
+}
+
+#[test]
 fn each_qp_has_its_own_places_for_reads_owed_until_it_is_reset_or_gone() {
     let world = World::new(1);
     let context = world.open(0);

@@ -488,6 +488,64 @@ fn an_error_tells_its_cause_where_it_arose_and_a_completion_the_time() {
 }
 
 #[test]
+fn a_qp_in_sqd_ends_what_it_began_tells_so_and_goes_on_in_rts() {
+    let mut story = two_cards("a_qp_in_sqd_ends_what_it_began_tells_so_and_goes_on_in_rts");
+    let (a, b) = story.connected();
+    for i in 0..6 {
+        a.write(i, 0, 20_000, &b.memory, 0);
+    }
+    // the second message is under way
+    story.sees(A, "the second WRITE", |packet| packet.bth.psn == psn_add(a.psn, 25));
+    let sqd =
+        host::QpAttr { state: host::QpState::Sqd, en_sqd_async_notify: true, ..host::QpAttr::default() };
+    a.qp.modify(&sqd, host::AttrMask::STATE | host::AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
+    let notice = a.context.async_event(Some(Duration::from_millis(10))).unwrap().expect("an event");
+    assert_eq!((notice.event, notice.object), (host::AsyncEvent::SqDrained, a.qp.number()));
+    // all that had begun is complete by then, and nothing else is
+    let mut entries = [host::Completion::default(); 8];
+    let done = a.cq.poll(&mut entries).unwrap();
+    assert!((2..6).contains(&done), "{done} messages");
+    let sent = story.packets().len();
+    a.write(6, 0, 8, &b.memory, 0);
+    story.wait(MS);
+    assert_eq!(story.packets().len(), sent, "silence");
+    assert_eq!(a.context.async_event(Some(Duration::ZERO)).unwrap(), None);
+    let rts = host::QpAttr { state: host::QpState::Rts, ..host::QpAttr::default() };
+    a.qp.modify(&rts, host::AttrMask::STATE).unwrap();
+    for i in done as u64..7 {
+        story.completes(&a, i);
+    }
+    story.no_other_events();
+}
+
+#[test]
+fn the_first_packet_in_rtr_is_told_once_and_answered() {
+    let mut story = two_cards("the_first_packet_in_rtr_is_told_once_and_answered");
+    let (a, b) = (story.start(0), story.start(1));
+    let (a, b) = (story.qp(a, |_| {}), story.qp(b, |_| {}));
+    a.qp.connect_with(&story::usual(b.gid(), b.qp.number(), a.psn, b.psn)).unwrap();
+    let attr = story::usual(a.gid(), a.qp.number(), b.psn, a.psn);
+    let to = |state| {
+        let steps = host::qp::attributes::transition(host::Transport::Rc, b.qp.state(), state).unwrap();
+        b.qp.modify(&host::QpAttr { state, ..attr }, steps.0 | host::AttrMask::STATE).unwrap();
+    };
+    to(host::QpState::Init);
+    to(host::QpState::Rtr);
+    assert_eq!(b.context.async_event(Some(Duration::ZERO)).unwrap(), None);
+    a.write(1, 0, 3000, &b.memory, 0);
+    a.write(2, 0, 8, &b.memory, 0);
+    story.completes(&a, 1);
+    story.completes(&a, 2);
+    let notice = b.context.async_event(Some(Duration::from_millis(1))).unwrap().expect("an event");
+    assert_eq!((notice.event, notice.object), (host::AsyncEvent::CommEst, b.qp.number()));
+    to(host::QpState::Rts);
+    b.write(3, 0, 8, &a.memory, 0);
+    story.completes(&b, 3);
+    assert_eq!(b.context.async_event(Some(Duration::ZERO)).unwrap(), None);
+    story.no_other_events();
+}
+
+#[test]
 fn a_moderated_event_comes_with_the_fourth_completion_or_after_its_time() {
     let mut story = two_cards("a_moderated_event_comes_with_the_fourth_completion_or_after_its_time");
     let (a, mut b) = (story.start(0), story.start(1));

@@ -49,7 +49,9 @@ layout! {
         /// First PSN to send; taken by `init_send`.
         sq_psn: u32[24];
         /// VLAN of the frames that the QP takes; 0: none, or a tag that gives a priority alone.
-        vlan: u16[12] reserved 60;
+        vlan: u16[12];
+        /// Counts, modulo 16, the notices of a drained send queue that were asked for: the card gives one for each, in SQD.
+        drain: u8[4] reserved 56;
     }
 }
 

@@ -93,6 +93,7 @@ fn contexts_have_these_bits() {
             ("rq_psn", 128, 24),
             ("sq_psn", 160, 24),
             ("vlan", 184, 12),
+            ("drain", 196, 4),
         ],
     );
     holds(

@@ -394,6 +394,8 @@ pub struct Verdict {
     pub last: Sig,
     /// The message starts here.
     pub first: Sig,
+    /// The first packet that a QP in RTR takes.
+    pub establishes: Sig,
     /// A NAK after which the QP is dead.
     pub fatal: Sig,
     /// AETH syndrome of a NAK.

@@ -361,7 +361,7 @@ impl Nic {
         complete.now.set(now);
         notify.doorbell.take(&doorbell.eq);
         notify.completion.take(&complete.event);
-        let asynchronous = merge("asynchronous", c, &[&place.event, &acknowledge.event]);
+        let asynchronous = merge("asynchronous", c, &[&place.event, &acknowledge.event, &segment.event]);
         notify.asynchronous.take(&buffer("events", c, 8, &asynchronous));
         notify.now.set(now);
         msix.raise.take(&notify.raise);

@@ -72,6 +72,8 @@ struct Verdict {
     with_inv: bool,
     /// Of a fatal NAK.
     cause: u8,
+    /// The first packet taken in RTR.
+    establishes: bool,
 }
 
 /// What an atomic is to do: where, whether it adds, its operands.
@@ -590,7 +592,8 @@ impl Bench {
     fn verdict(&mut self) -> Verdict {
         let mut get = |n: &str| self.s.peek(&format!("verdict_{n}"));
         let action = get("action");
-        let mut v = Verdict { action, qp: get("qp") as u32, ..Verdict::default() };
+        let establishes = get("establishes") == 1;
+        let mut v = Verdict { action, qp: get("qp") as u32, establishes, ..Verdict::default() };
         let wqe = (get("uses_wqe") == 1).then(|| get("wqe_index") as u16);
         match action {
             REACK => v.psn = get("psn") as u32,
@@ -748,6 +751,27 @@ fn a_send_in_one_packet_takes_the_next_receive_wqe() {
     for n in 0..3u16 {
         let Outcome::Verdict(v) = b.expect(&packet(0x04, u32::from(n), 5)).0 else { panic!() };
         assert_eq!((v.action, v.wqe, v.first, v.last), (SEND, Some(n), true, true));
+    }
+}
+
+#[test]
+fn the_first_packet_that_is_taken_in_rtr_establishes_and_no_other() {
+    for (state, opcode) in [(2u8, 0x04), (2, 0x0a), (2, 0x0c), (2, 0x13), (3, 0x04)] {
+        let mut b = Bench::new();
+        b.model.qps[0].rights.state = state;
+        b.load();
+        let establishes = |b: &mut Bench, p: &Packet| match b.judge(p).0 {
+            Outcome::Verdict(v) => v.establishes,
+            other => panic!("{other:?}"),
+        };
+        let first = Packet { length: if opcode > 0x0b { 0 } else { 8 }, ..packet(opcode, 0, 8) };
+        let first = Packet { pad: 0, ..first };
+        assert!(!establishes(&mut b, &Packet { psn: 5, ..first }), "a gap");
+        assert_eq!(establishes(&mut b, &first), state == 2, "{opcode:#x}");
+        assert!(!establishes(&mut b, &packet(0x04, 1, 8)));
+        // its next life
+        b.start(0, b.model.qps[0].clone());
+        assert_eq!(establishes(&mut b, &first), state == 2);
     }
 }
 

@@ -40,6 +40,7 @@ struct Verdict {
     fatal: bool,
     syndrome: u8,
     cause: u8,
+    establishes: bool,
     iova: u64,
     relaxed: bool,
     wqe: Option<u16>,
@@ -300,6 +301,7 @@ impl Bench {
                 ("fatal", v.fatal.into()),
                 ("syndrome", v.syndrome.into()),
                 ("cause", v.cause.into()),
+                ("establishes", v.establishes.into()),
                 ("iova", v.iova),
                 ("relaxed", v.relaxed.into()),
                 ("wqe_index", v.wqe.unwrap_or(v.read).into()),
@@ -822,6 +824,23 @@ fn an_atomic_goes_on_when_everything_before_it_is_written_and_nothing_of_its_qp_
     b.s.poke("exchanged", 0);
     b.settle();
     assert_eq!(b.fences, 1);
+}
+
+#[test]
+fn the_packet_that_establishes_a_connection_raises_its_event_when_it_is_written() {
+    let mut b = Bench::new(1);
+    b.write_latency = 100;
+    b.offer(Verdict { establishes: true, ..write(1, 100, 0x1000, 8) });
+    b.run(60);
+    assert_eq!(b.events, []);
+    b.offer(Verdict { establishes: true, ..read(2, 100, 0) });
+    b.settle();
+    assert_eq!(b.events, [(1, 4), (2, 4)]);
+    // one that turns out to be a fault raises that of the fault alone
+    b.post(3, &[sge(0x10_0000, 8)]);
+    b.offer(Verdict { establishes: true, ..send(3, 100, 0, 9) });
+    b.settle();
+    assert_eq!(b.events[2..], [(3, 2)]);
 }
 
 #[test]

@@ -516,6 +516,20 @@ fn unknown_versions_and_opcodes_are_named() {
 }
 
 #[test]
+fn a_packet_of_either_migration_state_is_taken_alike() {
+    let mut rig = Rig::new(Config::small(), 1500);
+    for length in [0, 1, 5, 64, 1024] {
+        let said = [0, 0x40].map(|mig_req| {
+            let mut f = a_write(length);
+            f[43] = f[43] & !0x40 | mig_req;
+            fix_icrc(&mut f);
+            rig.judge(&with_fcs(&f)).expect("a good packet").said
+        });
+        assert_eq!(said[0], said[1], "{length} bytes");
+    }
+}
+
+#[test]
 fn the_shortest_frames_back_to_back_are_all_taken() {
     for width in [8, 64] {
         shortest(width);

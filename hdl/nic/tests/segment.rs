@@ -62,6 +62,8 @@ struct Bench {
     faults: Vec<(u64, u64, u64)>,
     /// QP, WQE, key.
     locals: Vec<(u64, u64, u64)>,
+    /// QP and event.
+    events: Vec<(u64, u64)>,
     rejects: Vec<u64>,
     retransmits: u64,
     fences: u64,
@@ -76,7 +78,7 @@ impl Bench {
         let n = c.qps as usize;
         let mut s = Interpreter::new(&elaborate(&Segment(c)).unwrap());
         reset(&mut s);
-        for ready in ["done_ready", "kick_ready", "fault_ready", "local_ready"] {
+        for ready in ["done_ready", "kick_ready", "fault_ready", "local_ready", "event_ready"] {
             s.poke(ready, 1);
         }
         let rights = QpRights { state: QpState::Rts as u8, valid: true, path_mtu: 3, ..QpRights::default() };
@@ -112,6 +114,7 @@ impl Bench {
             kicks: vec![],
             faults: vec![],
             locals: vec![],
+            events: vec![],
             rejects: vec![],
             retransmits: 0,
             fences: 0,
@@ -209,6 +212,10 @@ impl Bench {
         }
         if s.peek("fault_valid") == 1 {
             self.faults.push((s.peek("fault_qp"), s.peek("fault_wqe_index"), s.peek("fault_status")));
+        }
+        if s.peek("event_valid") == 1 && s.peek("event_ready") == 1 {
+            assert_eq!((s.peek("event_kind"), s.peek("event_eq")), (2, 0));
+            self.events.push((s.peek("event_object"), s.peek("event_event")));
         }
         if s.peek("local_valid") == 1 {
             self.locals.push((s.peek("local_qp"), s.peek("local_wqe_index"), s.peek("local_key")));
@@ -477,6 +484,52 @@ fn a_local_invalidate_waits_for_all_before_it_and_all_behind_waits_for_it() {
     b.post(5, SendWqe { opcode: 7, ..SendWqe::default() });
     b.run(5);
     assert_eq!(b.locals.len(), 0);
+}
+
+#[test]
+fn a_drained_send_queue_is_told_once_for_each_time_it_was_asked_for() {
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.start_at(5, 0x100, 7);
+    b.post(5, write(600));
+    b.post(5, write(8));
+    b.turn(5);
+    // the first message has begun, the second has not
+    b.rights[5].state = QpState::Sqd as u8;
+    b.run(5);
+    assert_eq!((b.packets.len(), b.events.len()), (3, 0));
+    b.rights[5].drain = 1;
+    b.run(5);
+    assert_eq!(b.events.len(), 0, "the first message is not acknowledged");
+    b.acknowledge_all(5);
+    // nobody takes events for a while: it asks for turns
+    b.s.poke("event_ready", 0);
+    b.rights[6] = b.rights[5];
+    b.rights[7] = b.rights[5];
+    b.rights[8] = b.rights[5];
+    assert!(!b.turn(6) && !b.turn(7), "there is room for two");
+    assert!(b.turn(5) && b.turn(5));
+    b.s.poke("event_ready", 1);
+    b.run(5);
+    assert_eq!(b.events, [(6, 5), (7, 5), (5, 5)]);
+    b.run(5);
+    assert_eq!(b.events.len(), 3);
+    // again to RTS, where nothing is told, and to SQD with and without asking
+    b.rights[5].state = QpState::Rts as u8;
+    b.run(5);
+    b.acknowledge_all(5);
+    b.rights[5].state = QpState::Sqd as u8;
+    b.run(5);
+    assert_eq!((b.packets.len(), b.events.len()), (4, 3));
+    b.rights[5].drain = 2;
+    b.run(5);
+    assert_eq!(b.events[3..], [(5, 5)]);
+    // asked for and left: it does not come later
+    b.rights[5] = QpRights { drain: 3, state: QpState::Rts as u8, ..b.rights[5] };
+    b.run(5);
+    b.rights[5].state = QpState::Sqd as u8;
+    b.run(5);
+    assert_eq!(b.events.len(), 4);
 }
 
 fn read(length: u64) -> SendWqe {
@@ -1408,6 +1461,7 @@ fn initialise_starts_and_clears_a_word() {
         res_marked: 1,
         res_mark: 14,
         res_turn: 1,
+        drained: 9,
     };
     let psn = 0xab_cdef;
     let receives = |t: Tx| Tx {
@@ -1434,6 +1488,7 @@ fn initialise_starts_and_clears_a_word() {
         epoch: 0,
         unasked: 0,
         halt: 0,
+        drained: 0,
         ..old
     };
     for (pokes, want) in [

@@ -115,6 +115,8 @@ pub struct QpAttr {
     pub retry_cnt: u8,
     /// Retries after RNR NAKs: 0..=6, 7 for ever.
     pub rnr_retry: u8,
+    /// On the way to SQD: an event SQ_DRAINED when all that had begun is complete.
+    pub en_sqd_async_notify: bool,
 }
 
 impl Default for QpAttr {
@@ -137,6 +139,7 @@ impl Default for QpAttr {
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
+            en_sqd_async_notify: false,
         }
     }
 }

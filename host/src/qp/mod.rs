@@ -657,6 +657,7 @@ impl Qp {
             let mut control = lock(&qp.control);
             let mut context = control.context;
             context.rights.state = QpState::Reset.code();
+            context.rights.drain = 0;
             qp.write_context(&mut control, context, Arguments { reset_all: true, ..Arguments::default() })?;
             self.shared.inner.reads.release(&mut control.reads);
             self.shared.inner.responses.release(&mut control.responses);
@@ -696,11 +697,7 @@ impl Qp {
                 return Err(range(MODIFY, what, value, format!("{}..={}", allowed.start(), allowed.end())));
             }
         }
-        let absent = [
-            (AttrMask::ALT_PATH, "alternate paths"),
-            (AttrMask::PATH_MIG_STATE, "path migration"),
-            (AttrMask::EN_SQD_ASYNC_NOTIFY, "notice of a drained send queue"),
-        ];
+        let absent = [(AttrMask::ALT_PATH, "alternate paths"), (AttrMask::PATH_MIG_STATE, "path migration")];
         match absent.iter().find(|(bit, _)| mask.contains(*bit)) {
             Some((_, what)) => Err(Error::Unsupported { operation: MODIFY, what }),
             None => Ok(()),
@@ -711,6 +708,9 @@ impl Qp {
         let inner = &self.shared.inner;
         let mut context = *old;
         context.rights.state = attr.state.code();
+        if mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) && attr.en_sqd_async_notify {
+            context.rights.drain = old.rights.drain.wrapping_add(1) & 0xf;
+        }
         context.rights.access = attr.access.bits();
         context.rights.path_mtu = attr.path_mtu.code();
         context.rights.min_rnr_timer = attr.min_rnr_timer;
@@ -1023,6 +1023,7 @@ fn merge(old: &QpAttr, new: &QpAttr, mask: AttrMask, state: QpState) -> QpAttr {
         timeout: if has(AttrMask::TIMEOUT) { new.timeout } else { old.timeout },
         retry_cnt: if has(AttrMask::RETRY_CNT) { new.retry_cnt } else { old.retry_cnt },
         rnr_retry: if has(AttrMask::RNR_RETRY) { new.rnr_retry } else { old.rnr_retry },
+        en_sqd_async_notify: new.en_sqd_async_notify,
     }
 }
 

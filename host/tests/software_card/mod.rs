@@ -463,9 +463,14 @@ impl Card {
                 if !from.may_become(to, Transport::Rc) {
                     return Err(S::BadState);
                 }
+                // requests are executed as they are posted, so the send queue is drained
+                let drained = to == QpState::Sqd && new.rights.drain != qp.context.rights.drain;
                 qp.context = new;
                 if entry.reset_all {
                     *qp = Qp { context: new, ..Qp::default() };
+                }
+                if drained {
+                    self.event(0, EventKind::Async, AsyncEvent::SqDrained.code(), index);
                 }
             }
             CommandOpcode::QueryQp => return Ok(self.qps.get(&index).ok_or(S::NotFound)?.context.to_words()),

@@ -92,6 +92,9 @@ pub struct Tx {
     pub res_mark: Sig,
     /// The last packet given to gather was a response: a request is next, if both wait.
     pub res_turn: Sig,
+    /// `QpRights::drain` of the last notice given.
+    #[shape(4)]
+    pub drained: Sig,
 }
 
 /// What acknowledge knows: what the peer still owes us.
@@ -195,6 +198,8 @@ pub struct Expect {
     /// Atomics taken.
     #[shape(RING)]
     pub atomics: Sig,
+    /// A packet was taken.
+    pub touched: Sig,
 }
 
 /// What place knows: what was placed, and the acknowledgement owed for it.

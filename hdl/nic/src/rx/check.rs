@@ -354,6 +354,7 @@ impl Module for Check {
         let pd = hold("pd", rights.pd);
         let rnr_timer = hold("rnr_timer", rights.min_rnr_timer);
         let deep = hold("too_deep", deep_now);
+        let in_rtr = hold("in_rtr", rights.state.eq(QpState::Rtr.code()));
         let shift = hold("log_path_mtu", rights.path_mtu + 7);
         let ring_base = hold("response_base", queues.response_base);
         let ring_log = hold("response_log_size", queues.response_log_size);
@@ -485,6 +486,7 @@ impl Module for Check {
             verdict.first.set(opens);
             verdict.last.set(closes);
             verdict.fatal.set(fatal);
+            verdict.establishes.set(accept & in_rtr & !e.touched);
             verdict.syndrome.set(mux(
                 nak_gap,
                 lit(8, NAK_SEQUENCE),
@@ -548,6 +550,7 @@ impl Module for Check {
             next.epsn.set(e.epsn + span + 1);
             next.msn.set(e.msn + closes.extend(PSN));
             next.nak_sent.set(0);
+            next.touched.set(1);
             next.open_send.set(send & !closes);
             next.open_write.set(write & !closes);
             next.offset.set(offset_after);

@@ -22,7 +22,7 @@
 //! Faults found here: a message longer than its WQE (NAK 0x61, LOC_LEN_ERR; before any byte of that packet is written),
 //! an SGE whose key does not allow it (NAK 0x63, LOC_PROT_ERR), a WQE that could not be read (NAK 0x63, LOC_QP_OP_ERR). A
 //! SEND that check has NAKed in its midst completes with LOC_QP_OP_ERR. A fatal NAK raises an asynchronous event
-//! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63) and kills the QP here at once: packets behind are
+//! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63; the first packet of a QP in RTR COMM_EST) and kills the QP here at once: packets behind are
 //! discarded. An unpaid NAK is not overwritten by a re-acknowledgement, nor an unpaid ACK by one of an earlier PSN.
 //!
 //! A READ passes through without payload: when its turn comes in `finish`, everything before it is written, it counts in
@@ -242,6 +242,7 @@ struct Finish {
     ack_req: Sig,
     last: Sig,
     fatal: Sig,
+    establishes: Sig,
     #[shape(8)]
     syndrome: Sig,
     /// The slot is to be released.
@@ -636,6 +637,7 @@ impl Module for Place {
             ack_req: v.ack_req,
             last: v.last,
             fatal,
+            establishes: v.establishes,
             syndrome: mux(fault, fault_syndrome, v.syndrome),
             holds,
             slot: v.slot,
@@ -799,14 +801,23 @@ impl Module for Place {
             cause: f.cause,
             solicited: f.solicited,
         });
-        event.valid.set(done & f.fatal);
+        event.valid.set(done & (f.fatal | f.establishes));
         event.data.assign(&Event {
             eq: lit(c.eq_bits(), 0),
             kind: lit(8, u64::from(EventKind::Async.code())),
-            event: select(
-                f.syndrome.bits(0, 2),
-                &[AsyncEvent::QpFatal, AsyncEvent::QpReqErr, AsyncEvent::QpAccessErr, AsyncEvent::QpFatal]
+            event: mux(
+                f.fatal,
+                select(
+                    f.syndrome.bits(0, 2),
+                    &[
+                        AsyncEvent::QpFatal,
+                        AsyncEvent::QpReqErr,
+                        AsyncEvent::QpAccessErr,
+                        AsyncEvent::QpFatal,
+                    ]
                     .map(|e| lit(8, u64::from(e.code()))),
+                ),
+                lit(8, u64::from(AsyncEvent::CommEst.code())),
             ),
             object: f.qp.extend(24),
         });

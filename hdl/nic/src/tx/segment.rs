@@ -43,6 +43,7 @@
 //! AckReq: last packet of a message, every 16th without, and the packet that closes the window: without it a
 //! window smaller than a message would wait for the timeout.
 //! Replay never assigns PSNs. A cursor outside of its WQE (a triple that acknowledge is still moving) sends nothing.
+//! A turn in SQD, when all that had begun is retired, tells of it, once for each time the driver asked (`drain`).
 //! READ responses move no PSN of the requester. First, Last and Only carry AETH with the MSN behind their READ; what
 //! follows a rewind is First or Only. The payload is one SGE that names the peer's key, which gather judges (`responds`).
 //!
@@ -53,7 +54,7 @@
 //! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
 use crate::config::Config;
-use crate::flow::{self, Count, Fault, Invalidation, Outer, PacketFields, TurnDone, Wake, WorkItem};
+use crate::flow::{self, Count, Event, Fault, Invalidation, Outer, PacketFields, TurnDone, Wake, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
 use crate::qp::{
@@ -62,7 +63,9 @@ use crate::qp::{
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::ring::{AtomicOperandsBits, SendWqeBits, SgeBits};
-use contract::{Opcode, QpState, Reject, Syndrome, Transport, WcOpcode, WcStatus, WrOpcode};
+use contract::{
+    AsyncEvent, EventKind, Opcode, QpState, Reject, Syndrome, Transport, WcOpcode, WcStatus, WrOpcode,
+};
 use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, instance, lit, low, mux, reg, reg_init, when};
 
 /// The ACK syndrome: credits are not used.
@@ -148,6 +151,9 @@ pub struct SegmentIo {
     /// WQEs under replay that turned out bad.
     #[source(c.0.clone())]
     pub fault: Stream<Fault>,
+    /// Send queues that are drained.
+    #[source(c.0.clone())]
+    pub event: Stream<Event>,
     /// Local invalidates whose turn has come.
     #[source(c.0.clone())]
     pub local: Stream<Invalidation>,
@@ -201,6 +207,8 @@ impl Module for Segment {
         io.kick.take(&buffer("kick_fifo", c, 2, &kick));
         let fault = Stream::<Fault>::wires(c, "to_fault");
         io.fault.take(&buffer("fault_fifo", c, 2, &fault));
+        let event = Stream::<Event>::wires(c, "to_event");
+        io.event.take(&buffer("event_fifo", c, 2, &event));
 
         // clock 0
         let start = phase.eq(0) & (io.initialise.valid | io.work.valid);
@@ -324,6 +332,10 @@ impl Module for Segment {
         );
         let in_use = tx.assigned - requester.una_wqe;
         let settled = computed("settled", in_use.none());
+        let asked_drain = rights.valid & rights.drain.ne(tx.drained);
+        let drained = computed("drained", asked_drain & state_is(QpState::Sqd) & in_use.none());
+        // asked for and left before it was given
+        let undone = computed("undone", asked_drain & state_is(QpState::Rts));
         let record_free = computed("record_free", in_use.lt(lit(INDEX, 1) << queues.record_log_size));
         let limit = mux(rights.max_inflight.any(), rights.max_inflight.extend(PSN), lit(PSN, WINDOW));
         let in_flight = (psn_now - requester.una_psn).named("in_flight");
@@ -381,6 +393,7 @@ impl Module for Segment {
         let sendable = turn & !jump & may_send;
         let does_refuse = sendable & bad & fresh & record_free;
         let does_fault = sendable & bad & !fresh;
+        let tells = turn & drained & event.ready;
         let could_invalidate = sendable & !bad & fresh & is_local & settled;
         let does_invalidate = could_invalidate & io.local.ready;
         let could_send = sendable
@@ -417,6 +430,7 @@ impl Module for Segment {
             does_send & !ends_queue & !closing,
             could_send & !does_send,
             could_invalidate & !does_invalidate,
+            drained & !tells,
             does_rewind | does_skip,
             could_reply & !does_reply,
             does_respond & (!res_last | more_reads | (owes & !absorbs)),
@@ -527,6 +541,13 @@ impl Module for Segment {
         fault.data.responds.set(does_break);
         fault.data.invalidates.set(low());
         fault.data.cause.set(flow::cause(reason));
+        event.valid.set(fires & tells);
+        event.data.assign(&Event {
+            eq: lit(c.eq_bits(), 0),
+            kind: lit(8, EventKind::Async as u64),
+            event: lit(8, AsyncEvent::SqDrained as u64),
+            object: work.qp.extend(24),
+        });
         io.local.valid.set(fires & does_invalidate);
         io.local.data.assign(&Invalidation {
             qp: work.qp,
@@ -591,6 +612,7 @@ impl Module for Segment {
                 unasked: lit(8, 0),
                 rd_next: lit(READS, 0),
                 halt: low(),
+                drained: lit(4, 0),
                 ..tx
             });
         })
@@ -625,6 +647,8 @@ impl Module for Segment {
         });
         // what is owed has its own fields
         when(pays, || next.paid.set(placed.tail_seq));
+        let noted = turn & (tells | undone);
+        when(noted, || next.drained.set(rights.drain));
         when(does_rewind, || {
             next.res_rewind.set(placed.rewind_seq);
             when(goes_back, || {
@@ -664,6 +688,7 @@ impl Module for Segment {
             initialising,
             does_jump,
             pays,
+            noted,
             does_refuse,
             does_invalidate,
             does_send,
@@ -679,7 +704,7 @@ impl Module for Segment {
             phase.eq(0)
                 & !io.work.valid
                 & !io.initialise.valid
-                & !any_of(&[io.data.valid, io.control.valid, io.kick.valid, io.fault.valid]),
+                & !any_of(&[io.data.valid, io.control.valid, io.kick.valid, io.fault.valid, io.event.valid]),
         );
     }
 }

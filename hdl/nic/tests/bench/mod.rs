@@ -114,6 +114,7 @@ pub const EXPECT: &[(&str, u32)] = &[
     ("res_head", 8),
     ("res_kept", 5),
     ("atomics", 8),
+    ("touched", 1),
 ];
 pub const REQUESTER: &[(&str, u32)] = &[
     ("una_wqe", 16),
@@ -157,6 +158,7 @@ pub const TX: &[(&str, u32)] = &[
     ("res_marked", 1),
     ("res_mark", 8),
     ("res_turn", 1),
+    ("drained", 4),
 ];
 pub const RECORD: &[(&str, u32)] =
     &[("last_psn", 24), ("signaled", 1), ("opcode", 8), ("status", 8), ("length", 32), ("is_read", 1)];

@@ -85,7 +85,8 @@ word!(Tx {
     res_rewind: 8,
     res_marked: 1,
     res_mark: 8,
-    res_turn: 1
+    res_turn: 1,
+    drained: 4
 });
 word!(Requester {
     una_wqe: 16,

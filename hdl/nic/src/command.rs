@@ -13,7 +13,7 @@
 //! A key that a request ends (`invalidate`, from place) is made invalid beside all that, in a clock in which no command
 //! writes: after 20 clocks at most, whatever a command waits for. The object stays, for the driver to destroy.
 //!
-//! Requirements: CMD MEM QPS
+//! Requirements: CMD MEM QPS QUE RESP
 
 use crate::config::Config;
 use crate::flow::{

@@ -5,7 +5,7 @@
 //! The same, without a range, for a request that would end the key ([`judge_end`]), and for what was judged before and is
 //! executed now ([`holds`]).
 //!
-//! Requirements: MEM READ RESP
+//! Requirements: ERR MEM READ RESP
 
 use contract::Reject;
 use contract::context::MrEntryBits;

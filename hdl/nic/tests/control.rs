@@ -1,6 +1,6 @@
 //! BAR accesses, registers, MSI-X, completion and event queues, commands: each block by the interpreter.
 //!
-//! Requirements: CARD CMD PCIE QPS QUE
+//! Requirements: CARD CMD ERR MEM PCIE QPS QUE
 
 use contract::command::{CommandEntry, CommandResponse};
 use contract::context::{CqEntry, EqEntry, MrEntry, QpContext};

@@ -1,6 +1,6 @@
 //! gather with its transmit buffer, by the interpreter: host memory, key table and packetise are played here.
 //!
-//! Requirements: CARD CMD ERR MEM READ REQ
+//! Requirements: CARD CMD ERR MEM READ REQ RESP
 
 mod txkit;
 

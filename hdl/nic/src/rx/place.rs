@@ -48,7 +48,7 @@
 //! from before it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded
 //! meanwhile.
 //!
-//! Requirements: ATOM CARD CMD ERR MEM QPS QUE READ RESP
+//! Requirements: ATOM CARD CMD ERR MEM QPS QUE READ REQ RESP
 
 use crate::config::Config;
 use crate::flow::{

@@ -27,7 +27,7 @@
 //! Throughput: 4 + (SGEs walked) clocks per packet, 2 for one without payload; across QPs and within one. Latency from
 //! Segment to first read: 5 clocks (with the FIFO). Back-pressure: no slot, no room, `request`; `slot`, `fault`.
 //!
-//! Requirements: CARD CMD ERR MEM READ REQ
+//! Requirements: CARD CMD ERR MEM READ REQ RESP
 
 use crate::config::Config;
 use crate::flow::{

@@ -163,6 +163,7 @@ struct Pins {
     extended_tag: Input,
     relaxed_ordering: Input,
     bus_master: Input,
+    completion_timeout: Input,
     msix_enable: Input,
     msix_mask: Input,
     factory_mac: Input,
@@ -252,6 +253,7 @@ impl CardModel {
             extended_tag: input("pcie_extended_tag", 1)?,
             relaxed_ordering: input("pcie_relaxed_ordering", 1)?,
             bus_master: input("pcie_bus_master", 1)?,
+            completion_timeout: input("pcie_completion_timeout", 5)?,
             msix_enable: input("pcie_msix_enable", 1)?,
             msix_mask: input("pcie_msix_mask", 1)?,
             factory_mac: input("factory_mac", 48)?,
@@ -568,6 +570,7 @@ impl Card {
         top.set(pins.extended_tag, sideband.extended_tag.into());
         top.set(pins.relaxed_ordering, sideband.relaxed_ordering.into());
         top.set(pins.bus_master, sideband.bus_master.into());
+        top.set(pins.completion_timeout, sideband.completion_timeout.into());
         top.set(pins.msix_enable, sideband.msix_enable.into());
         top.set(pins.msix_mask, sideband.msix_mask.into());
     }

@@ -727,6 +727,9 @@ pub struct PcieConfig {
     pub relaxed_ordering: Sig,
     /// Command bit 2.
     pub bus_master: Sig,
+    /// DEVCTL2 4:0: how long a read waits for its completion.
+    #[shape(5)]
+    pub completion_timeout: Sig,
     /// MSI-X message control bit 15.
     pub msix_enable: Sig,
     /// MSI-X message control bit 14.

@@ -794,6 +794,35 @@ fn the_timeout_strikes_after_its_limit_and_never_before() {
 }
 
 #[test]
+fn the_timeout_is_the_one_of_device_control_2_and_can_be_switched_off() {
+    // code, ticks: of the configuration, within the range of code 1, of a code that means nothing
+    for (code, ticks) in [(0, 2000), (1, 16 * 1024), (3, 2000)] {
+        let mut b = Bench::new(Config { read_tags: 2, ..impatient() }, 14);
+        (b.rc_of_10, b.request_of_10) = (10, 10);
+        b.sim.poke("pcie_completion_timeout", code);
+        b.answers.extend([Answer::Never, Answer::Never]);
+        for n in 0..3 {
+            b.ask(req(n, 0x4000, 64, 0, 1));
+        }
+        b.settle();
+        let waited = b.dones[0].0 - b.reads[0].0;
+        assert!((ticks - 1..ticks + 80).contains(&waited), "code {code}: {waited}");
+        // and so long rests the tag
+        let rested = b.reads[2].0 - b.dones[0].0;
+        assert!((ticks - 10..ticks + 100).contains(&rested), "code {code}: {rested}");
+    }
+    let mut b = Bench::new(impatient(), 15);
+    b.sim.poke("pcie_completion_timeout", 0x10);
+    b.hold = true;
+    b.ask(req(0, 0x4000, 64, 0, 1));
+    b.run(20_000);
+    assert_eq!((b.dones.len(), b.counts.len()), (0, 0));
+    b.hold = false;
+    b.settle();
+    assert_eq!((b.outcomes(), b.counts.len()), (vec![false], 0));
+}
+
+#[test]
 fn a_timed_out_tag_rests_for_a_whole_period_more_and_its_late_completion_writes_nothing() {
     let mut b = Bench::new(Config { read_tags: 2, ..impatient() }, 12);
     b.answers.extend([Answer::Never, Answer::Never]);

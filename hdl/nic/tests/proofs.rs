@@ -339,12 +339,14 @@ fn a_tag_is_never_handed_out_while_it_may_be_answered() {
         ],
         around: |i| {
             let time = 6;
-            let t = instance("tags", &Tags { tags: 2, time, timeout: TIMEOUT });
+            let t = instance("tags", &Tags { tags: 2, time });
             let now = reg("now", time);
             now.set(now + 1);
             t.now.set(now);
             t.extended.set(1);
             t.flr.set(0);
+            t.timeout.set(TIMEOUT);
+            t.patient.set(0);
             let take = (i[0] & t.ready).named("takes");
             t.take.set(take);
 

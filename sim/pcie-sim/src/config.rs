@@ -125,6 +125,8 @@ pub struct Sideband {
     pub id_ordering: bool,
     /// AtomicOps may be sent.
     pub atomics: bool,
+    /// Completion timeout: code, and bit 4 if there is none.
+    pub completion_timeout: u8,
     /// Captured bus, device and function.
     pub requester: u16,
     /// MSI-X enable.
@@ -268,8 +270,8 @@ impl ConfigSpace {
         self.set32(PCIE + 0x0c, speed | width);
         self.mask16(LNKCTL, 1 << 3 | 1 << 6 | 1 << 7);
         self.set16(LNKCTL + 2, (speed | width) as u16 | 1 << 12);
-        // Every timeout range, and it can be disabled.
-        self.set32(PCIE + 0x24, 0xf | 1 << 4);
+        // Timeout ranges A to C, and it can be disabled.
+        self.set32(PCIE + 0x24, 0x7 | 1 << 4);
         self.mask16(DEVCTL2, 0xf | 1 << 4 | 1 << 6 | 1 << 8 | 1 << 9);
         self.set32(PCIE + 0x2c, ((1 << endpoint.generation) - 1) << 1);
         self.set16(PCIE + 0x30, endpoint.generation as u16);
@@ -381,6 +383,7 @@ impl ConfigSpace {
             no_snoop: devctl & 1 << 11 != 0,
             id_ordering: devctl2 & 1 << 8 != 0,
             atomics: devctl2 & 1 << 6 != 0,
+            completion_timeout: (devctl2 & 0x1f) as u8,
             requester: self.requester,
             msix_enable: msix & 1 << 15 != 0,
             msix_mask: msix & 1 << 14 != 0,
@@ -515,6 +518,8 @@ mod tests {
         assert!(up.bus_master && up.memory_enable && up.extended_tag);
         s.write(MSIX + 3, &[0xc0]);
         assert!(s.sideband(true).msix_enable && s.sideband(true).msix_mask);
+        s.write(DEVCTL2, &[0x12]);
+        assert_eq!(s.sideband(true).completion_timeout, 0x12);
         s.write(PM + 4, &[3]);
         assert!(!s.sideband(true).bus_master, "D3hot stops the function");
         s.write(PM + 4, &[1]);

@@ -363,6 +363,7 @@ fn loosest(a: &Sideband, b: &Sideband) -> Sideband {
         no_snoop: a.no_snoop | b.no_snoop,
         id_ordering: a.id_ordering | b.id_ordering,
         atomics: a.atomics | b.atomics,
+        completion_timeout: a.completion_timeout,
         requester: a.requester,
         msix_enable: a.msix_enable | b.msix_enable,
         msix_mask: a.msix_mask & b.msix_mask,

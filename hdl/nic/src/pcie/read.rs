@@ -22,6 +22,8 @@
 //! whose byte count, lower address or length is not what is owed, or of another status (`CompletionUnexpected`; the tag
 //! is quarantined); no answer before the deadline (`CompletionTimeout`; quarantined). A completion of an unknown tag or
 //! another requester, or with T9/T8 set, is counted `CompletionUnexpected` and dropped.
+//! **The timeout** is that of Device Control 2: code 0 the configuration's, 1, 2, 5, 6, 9 and 10 a time within the range that
+//! PCI Express gives them, any other as 0; its bit 4 switches it off.
 //! **A quarantined tag** is not used again before its deadline is passed by a whole further timeout period; it keeps
 //! its room meanwhile. So a late completion never finds a tag, and never writes.
 //! **FLR** ends every read as failed and quarantines its tag, in at most four clocks per tag. While bus mastering is off
@@ -160,6 +162,8 @@ struct Outcome {
     failed: Sig,
 }
 
+/// Timeouts by code of Device Control 2, in units of 4.096 us: 66 us, 4.2 ms, 34 ms, 134 ms, 537 ms, 1.07 s.
+const TIMEOUTS: [(u64, u32); 6] = [(1, 16), (2, 1024), (5, 8192), (6, 32768), (9, 131_072), (10, 262_144)];
 /// What passes through `enter`: a completion,
 const COMPLETION: u64 = 0;
 /// a tag whose time has come,
@@ -180,8 +184,7 @@ impl Module for Read {
         let (tags, tag_bits, lane_bits) = (c.read_tags, c.tag_bits(), c.lane_bits());
 
         // --- what is known of each tag and each request
-        let tag_table = Tags { tags, time: 32, timeout: u64::from(c.completion_timeout_ticks) };
-        let table = hdl::instance("tags", &tag_table);
+        let table = hdl::instance("tags", &Tags { tags, time: 32 });
         // nothing has come yet: what is owed stands in `pieces`, else in `rests`
         let untouched = reg("untouched", tags);
         let slots_used = reg_init("slots_used", tags, 0);
@@ -311,6 +314,19 @@ impl Module for Read {
             last: hdl::high(),
         });
         pieces.write(fire, tag, need_piece.to_bits());
+        let timeout = reg_init("timeout", 32, u64::from(c.completion_timeout_ticks));
+        let patient = reg_init("patient", 1, 0);
+        let code = io.pcie.completion_timeout;
+        patient.set(code.bit(4));
+        timeout.set(TIMEOUTS.iter().fold(
+            lit(32, c.completion_timeout_ticks.into()),
+            |other, (of, units)| {
+                let ticks = u64::from(*units) * u64::from(c.ticks_per_4096ns);
+                mux(code.bits(0, 4).eq(*of), lit(32, ticks), other)
+            },
+        ));
+        table.timeout.set(timeout);
+        table.patient.set(patient);
         table.take.set(fire);
         table.now.set(io.now.bits(0, 32));
         table.flr.set(io.flr);

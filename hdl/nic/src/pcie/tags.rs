@@ -35,9 +35,6 @@ pub struct Tags {
     pub tags: u32,
     /// Bits of time.
     pub time: u32,
-    /// Clocks from a read to its deadline, and from there to the end of quarantine: less than an eighth of the range of
-    /// time.
-    pub timeout: u64,
 }
 
 impl Tags {
@@ -114,6 +111,13 @@ pub struct TagsIo {
     /// Time.
     #[input(c.time)]
     pub now: Sig,
+    /// Clocks from a read to its deadline, and from there to the end of quarantine: at most an eighth of the range of
+    /// time.
+    #[input(c.time)]
+    pub timeout: Sig,
+    /// A live tag waits for ever.
+    #[input]
+    pub patient: Sig,
     /// Function level reset: pulse.
     #[input]
     pub flr: Sig,
@@ -133,8 +137,6 @@ impl Module for Tags {
     fn body(&self, io: &TagsIo) {
         let (tags, bits) = (self.tags, self.bits());
         assert!(tags.is_power_of_two() && (2..=256).contains(&tags), "{tags} tags");
-        assert!(self.timeout < 1 << (self.time - 3), "a timeout of {} in {} bits", self.timeout, self.time);
-        let timeout = lit(self.time, self.timeout);
         let live = reg_init("waits", tags, 0);
         let aging = reg_init("ages", tags, 0);
         let settle = &io.settle;
@@ -159,7 +161,7 @@ impl Module for Tags {
 
         // --- scan: one tag every two clocks is held against its deadline
         let deadlines = Memory::new("deadlines", tags, self.time);
-        deadlines.write(io.take, tag, io.now + timeout);
+        deadlines.write(io.take, tag, io.now + io.timeout);
         let flush_left = reg_init("flush_left", bits + 1, 0);
         let flushing = flush_left.any();
         let scan = reg_init("scan", bits, 0);
@@ -172,9 +174,10 @@ impl Module for Tags {
         stale.set(io.take & tag.eq(scan));
         let elapsed = io.now - due;
         let late = (!elapsed.msb()).named("late");
-        let aged = late & elapsed.ge(timeout);
+        let aged = late & elapsed.ge(io.timeout);
         let (scan_live, scan_aging) = (live.bit_at(scan), aging.bit_at(scan));
-        let hit = scanned & !stale & ((scan_live & (late | flushing)) | (scan_aging & aged));
+        let strikes = late & !io.patient;
+        let hit = scanned & !stale & ((scan_live & (strikes | flushing)) | (scan_aging & aged));
         when(scanned, || {
             scan.set(scan + 1);
             when(flushing, || flush_left.set(flush_left - 1));
@@ -202,6 +205,7 @@ impl Module for Tags {
         used.set(used + io.take.extend(bits + 1) - settle.frees.extend(bits + 1));
         io.used.set(used);
 
+        assert_always("timeout_within_range", io.timeout.le(1 << (self.time - 3)));
         assert_always("only_an_offered_tag_is_taken", !io.take | ready);
         assert_always("an_offered_tag_is_free", !ready | !any_of(&[live.bit_at(tag), aging.bit_at(tag)]));
         assert_always("live_or_aging", (live & aging).none());

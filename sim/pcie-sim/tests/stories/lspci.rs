@@ -33,7 +33,7 @@ fn lspci_reads_the_same_device() {
         "MaxPayload 256 bytes, MaxReadReq 4096 bytes",
         "RCB 64 bytes",
         "Speed 8GT/s, Width x8",
-        "Completion Timeout: Range ABCD",
+        "Completion Timeout: Range ABC,",
         "MSI-X: Enable- Count=32 Masked-",
         "Vector table: BAR=4 offset=00000000",
         "PBA: BAR=4 offset=00008000",

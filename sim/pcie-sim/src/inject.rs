@@ -37,6 +37,8 @@ pub enum Fault {
     ByteCount(i16),
     /// The tag is that of no outstanding request.
     UnknownTag,
+    /// It comes twice, one right behind the other.
+    Duplicate,
 }
 
 /// Which completions of the request the fault hits. [`Fault::Late`] always delays all of them.

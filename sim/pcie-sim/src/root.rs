@@ -424,6 +424,11 @@ impl<M: HostMemory> RootComplex<M> {
         self.judge.outstanding()
     }
 
+    /// Writes of the host that the card has not taken yet. A CPU stalls when they use up the card's credits.
+    pub fn host_writes_waiting(&self) -> usize {
+        self.cq_posted.len()
+    }
+
     /// TLPs that vanished without being judged: sent while the link was down, or under way when it went down or when
     /// the function was reset.
     pub fn dropped(&self) -> u64 {
@@ -713,7 +718,7 @@ impl<M: HostMemory> RootComplex<M> {
             }
             let (mut completion, n) = self.piece(at, &p);
             let mut last = completion.status != Status::Successful || n >= p.left;
-            let mut lost = false;
+            let (mut lost, mut copies) = (false, 1);
             if let Some((fault, piece)) = p.fault {
                 let hit = match piece {
                     Piece::First => p.first,
@@ -722,7 +727,8 @@ impl<M: HostMemory> RootComplex<M> {
                 };
                 if hit {
                     p.pardoned = true;
-                    lost = self.spoil(fault, &mut completion, &p);
+                    lost = self.spoil(fault, &mut completion);
+                    copies += usize::from(fault == InjectedFault::Duplicate);
                     last |= completion.status != Status::Successful;
                 }
             }
@@ -732,11 +738,14 @@ impl<M: HostMemory> RootComplex<M> {
                 if completion.tag != p.tag {
                     self.judge.abandon(p.tag);
                 }
-                let raw = Tlp::Completion(completion.clone()).emit();
-                let arrival = self.down.send(at, raw.wire_bytes());
-                self.order += 1;
-                let what = Returned { completion, raw, injected: p.pardoned, epoch: p.epoch, lost: false };
-                self.rc.push_back(Down { at: arrival, order: self.order, what });
+                for _ in 0..copies {
+                    let (completion, raw) = (completion.clone(), Tlp::Completion(completion.clone()).emit());
+                    let arrival = self.down.send(at, raw.wire_bytes());
+                    self.order += 1;
+                    let what =
+                        Returned { completion, raw, injected: p.pardoned, epoch: p.epoch, lost: false };
+                    self.rc.push_back(Down { at: arrival, order: self.order, what });
+                }
             }
             if last {
                 return;
@@ -812,7 +821,7 @@ impl<M: HostMemory> RootComplex<M> {
     }
 
     /// Spoils a completion; true if it is lost altogether.
-    fn spoil(&mut self, fault: InjectedFault, c: &mut Completion, p: &Pending) -> bool {
+    fn spoil(&mut self, fault: InjectedFault, c: &mut Completion) -> bool {
         let refuse = |c: &mut Completion, status| {
             c.status = status;
             c.payload.clear();
@@ -823,13 +832,14 @@ impl<M: HostMemory> RootComplex<M> {
             InjectedFault::ConfigRetry => refuse(c, Status::ConfigRetry),
             InjectedFault::Poison => c.attr.poisoned = !c.payload.is_empty(),
             InjectedFault::Lost => return true,
-            InjectedFault::Late(_) => {}
+            InjectedFault::Late(_) | InjectedFault::Duplicate => {}
             InjectedFault::ByteCount(by) => {
                 c.byte_count = (c.byte_count as i32 + by as i32).clamp(1, 4096) as u16;
             }
             InjectedFault::UnknownTag => {
                 let width = if self.space.sideband(true).extended_tag { 256 } else { 32 };
-                match (1..width).map(|i| (p.tag + i) % width).find(|&t| !self.judge.is_outstanding(t)) {
+                // The highest: a card that gives out low tags first does not reach it before the completion arrives.
+                match (0..width).rev().find(|&t| !self.judge.is_outstanding(t)) {
                     Some(tag) => c.tag = tag,
                     None => return true,
                 }

@@ -109,6 +109,14 @@ fn a_wrong_byte_count_and_an_unknown_tag_are_sent_as_told() {
 }
 
 #[test]
+fn a_duplicated_completion_comes_twice_in_a_row() {
+    let d = spoiled(InjectedFault::Duplicate, None);
+    let of_7: Vec<_> = d.completions.iter().map(|c| &c.1).filter(|c| c.tag == 7).collect();
+    assert_eq!((count(&d, 7), of_7[0]), (9, of_7[1]));
+    assert_eq!(d.holes, 1);
+}
+
+#[test]
 fn rules_select_by_address_by_probability_and_a_number_of_times() {
     let mut d = Desk::new(config(), 1);
     let range = BASE + 100..BASE + 101;

@@ -93,7 +93,8 @@ fn play(seed: u64, steps: &[Step]) -> (Desk, Vec<TlpRecord>) {
                     InjectedFault::Late(Time::us(3)),
                     InjectedFault::ByteCount(kind as i16 - 100),
                     InjectedFault::UnknownTag,
-                ][kind as usize % 8];
+                    InjectedFault::Duplicate,
+                ][kind as usize % 9];
                 let piece = [Piece::First, Piece::Last, Piece::Every][a as usize % 3];
                 let select = [Select::Nth(a % 4), Select::Address(a..u64::MAX), Select::PerMillion(300_000)];
                 d.rc.inject(Injection::new(select[(a >> 8) as usize % 3].clone(), fault).on(piece).times(3));

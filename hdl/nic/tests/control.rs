@@ -755,6 +755,37 @@ fn a_foreign_page_does_not_move_a_cq() {
 }
 
 #[test]
+fn a_cq_of_the_drivers_own_eq_cannot_be_armed_and_still_tells_of_its_overflow() {
+    let mut s = start(&Complete(Config::small()));
+    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 0, base: 0x1_0000 }.pack());
+    s.poke("write_ready", 1);
+    s.poke("event_ready", 1);
+    let mut events = vec![];
+    for entry in 0..4 {
+        for arm in [1, 2] {
+            s.poke("doorbell_valid", 1);
+            s.poke("doorbell_page", 5);
+            s.poke("doorbell_data", u64::from_le_bytes(CqDoorbell { cqn: 0, arm, consumer: 0 }.pack()));
+            until(&mut s, 10, "doorbell", |s| s.peek("doorbell_ready") == 1);
+            s.clock();
+            s.poke("doorbell_valid", 0);
+        }
+        s.poke("receive_valid", 1);
+        s.poke("receive_solicited", 1);
+        until(&mut s, 10, "taken", |s| s.peek("receive_ready") == 1);
+        s.clock();
+        s.poke("receive_valid", 0);
+        for _ in 0..10 {
+            if s.peek("event_valid") == 1 {
+                events.push((entry, s.peek("event_kind")));
+            }
+            s.clock();
+        }
+    }
+    assert_eq!(events, [(2, contract::EventKind::CqOverflow as u64)]);
+}
+
+#[test]
 fn an_armed_eq_raises_its_vector_after_the_entry() {
     let mut s = start(&Notify(Config::small()));
     put(&mut s, 3, 1, &EqEntry { valid: true, log_depth: 4, vector: 7, base: 0x2_0000 }.pack());

@@ -4,6 +4,7 @@
 //! us), CQ doorbells (consumer index, arming). Out: one aligned 64-byte write per CQE, then, for an armed CQ and only
 //! after the CQE was accepted, an event. A CQ is never overwritten: when it is full it overflows once, with an event,
 //! and takes nothing more. Arming a CQ that already holds entries the consumer has not seen raises the event at once.
+//! A CQ of EQ 0 tells of its overflow alone: that EQ is the driver's own, and arming again and again could fill it.
 //! Four clocks per CQE. An entry in error names its cause (`vendor_err`) and carries neither length nor immediate.
 //!
 //! Moderation, per CQ: the event of an armed CQ waits until `moderation_count` entries are unreported, or until
@@ -350,7 +351,7 @@ impl Module for Complete {
                             store.set(high());
                             new.consumer.set(knocked.consumer);
                             let behind = old.producer.ne(knocked.consumer);
-                            let arms = knocked.arm.any();
+                            let arms = knocked.arm.any() & entry.eqn.any();
                             let waiting = old.producer - knocked.consumer;
                             let most = lit(16, 0xffff);
                             when(arms, || new.arm.set(knocked.arm));

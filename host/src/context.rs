@@ -6,7 +6,8 @@
 //!
 //! In: a card and [`Options`]. Out: object numbers, doorbells, commands for the objects made here. Children hold the
 //! context open; closing it (the last child gone, or [`Context::close`]) stops bus mastering and resets the card
-//! before any memory is given back. One context uses one doorbell page; page 0 is the driver's own.
+//! before any memory is given back. Page 0 of the doorbells is the driver's own, and each user of the context has one:
+//! the card takes a doorbell for a queue from the page of its user alone.
 
 use crate::backend::{Backend, Bar};
 use crate::command::{Arguments, Commands};
@@ -92,6 +93,22 @@ impl fmt::Debug for Options {
 #[derive(Clone)]
 pub struct Context {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) user: Arc<User>,
+}
+
+/// Who shares the card with others: a doorbell page, given back when nothing uses it any more.
+pub(crate) struct User {
+    pub(crate) page: u32,
+    /// `None`: the first user, whose page is never given back.
+    inner: Option<Arc<Inner>>,
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        if let Some(inner) = &self.inner {
+            inner.release(Object::Page, self.page);
+        }
+    }
 }
 
 impl fmt::Debug for Context {
@@ -137,6 +154,7 @@ pub(crate) enum Object {
     Cq,
     Eq,
     Qp,
+    Page,
 }
 
 pub(crate) struct Inner {
@@ -147,9 +165,7 @@ pub(crate) struct Inner {
     pub(crate) port: PortAttributes,
     pub(crate) gids: Vec<GidEntry>,
     pub(crate) neighbours: Arc<dyn Neighbours>,
-    /// The doorbell page of this context.
-    pub(crate) page: u32,
-    numbers: Mutex<[Numbers; 5]>,
+    numbers: Mutex<[Numbers; 6]>,
     /// The card's memory of READs outstanding.
     pub(crate) reads: Ranges,
     /// The card's memory of READs owed to peers.
@@ -299,9 +315,11 @@ impl Context {
             Numbers::new("completion channel", 1, attributes.max_eq.min(attributes.msix_vectors)),
             // QP 0 and 1 are the management QPs of the standard
             Numbers::new("QP", 2.min(attributes.max_qp - 1), attributes.max_qp),
+            // page 0 is the driver's own, page 1 the first user's
+            Numbers::new("doorbell page", 2, attributes.doorbell_pages),
         ];
+        let page = u32::from(attributes.doorbell_pages > 1);
         let inner = Inner {
-            page: u32::from(attributes.doorbell_pages > 1),
             neighbours: options.neighbours.clone(),
             numbers: Mutex::new(numbers),
             reads: Ranges::new("a place for READs outstanding", attributes.read_count),
@@ -320,7 +338,23 @@ impl Context {
             gids,
         };
         inner.events.arm(&inner)?;
-        Ok(Context { inner: Arc::new(inner) })
+        Ok(Context { inner: Arc::new(inner), user: Arc::new(User { page, inner: None }) })
+    }
+
+    /// The same card for another user, who has a doorbell page of its own: none of them can ring for what another made.
+    ///
+    /// # Errors
+    /// Forked child, closed context, or all pages are in use.
+    pub fn another_user(&self) -> Result<Context> {
+        self.inner.check("make another user of a context")?;
+        let page = self.inner.take(Object::Page)?;
+        let user = Arc::new(User { page, inner: Some(self.inner.clone()) });
+        Ok(Context { inner: self.inner.clone(), user })
+    }
+
+    /// The doorbell page of this user.
+    pub fn doorbell_page(&self) -> u32 {
+        self.user.page
     }
 
     /// The card behind this context: limits, live port, counters.
@@ -344,7 +378,7 @@ impl Context {
     /// # Errors
     /// Forked child, closed context.
     pub fn alloc_pd(&self) -> Result<Pd> {
-        Pd::new(&self.inner)
+        Pd::new(&self.inner, &self.user)
     }
 
     /// Makes a completion channel: an event queue with an interrupt vector of its own.
@@ -361,7 +395,7 @@ impl Context {
     /// 0 or more than [`Attributes::MAX_CQE`] entries, all CQs in use, a channel of another context, or the card
     /// refused.
     pub fn create_cq(&self, entries: u32, channel: Option<&CompChannel>) -> Result<Cq> {
-        Cq::new(&self.inner, entries, channel)
+        Cq::new(&self.inner, &self.user, entries, channel)
     }
 
     /// The next asynchronous event, waiting up to `timeout` (`None`: for ever). Events of QPs in error also put those

@@ -10,7 +10,7 @@
 //! the consumer index a quarter ring at a time, so the ring is a third deeper than asked.
 
 use crate::command::Arguments;
-use crate::context::{Inner, Object, lock};
+use crate::context::{Inner, Object, User, lock};
 use crate::dma::DmaBuffer;
 use crate::event::{ChannelShared, CompChannel};
 use crate::qp::QpShared;
@@ -94,6 +94,7 @@ impl fmt::Debug for Cq {
 
 pub(crate) struct CqShared {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) user: Arc<User>,
     pub(crate) cqn: u32,
     log_depth: u32,
     ring: Arc<DmaBuffer>,
@@ -279,7 +280,7 @@ impl CqShared {
 
     fn ring_doorbell(&self, consumer: u32, arm: u8) -> Result<()> {
         let value = CqDoorbell { cqn: self.cqn, arm, consumer: consumer & 0xff_ffff };
-        self.inner.doorbell(self.inner.page, doorbell::CQ_OFFSET, value.pack())
+        self.inner.doorbell(self.user.page, doorbell::CQ_OFFSET, value.pack())
     }
 }
 
@@ -296,7 +297,12 @@ impl Drop for CqShared {
 }
 
 impl Cq {
-    pub(crate) fn new(inner: &Arc<Inner>, entries: u32, channel: Option<&CompChannel>) -> Result<Cq> {
+    pub(crate) fn new(
+        inner: &Arc<Inner>,
+        user: &Arc<User>,
+        entries: u32,
+        channel: Option<&CompChannel>,
+    ) -> Result<Cq> {
         inner.check("create a CQ")?;
         if !(1..=Attributes::MAX_CQE).contains(&entries) {
             return Err(Error::Range {
@@ -316,7 +322,7 @@ impl Cq {
         let entry = CqEntry {
             valid: true,
             log_depth: log_depth as u8,
-            page: inner.page as u16,
+            page: user.page as u16,
             eqn: channel.map_or(0, |channel| channel.shared.eqn()) as u8,
             base: ring.iova(),
             ..CqEntry::default()
@@ -328,6 +334,7 @@ impl Cq {
         }
         let shared = Arc::new(CqShared {
             inner: inner.clone(),
+            user: user.clone(),
             cqn,
             log_depth,
             ring,

@@ -10,7 +10,7 @@
 
 use crate::backend::Memory;
 use crate::command::Arguments;
-use crate::context::{Inner, Object, lock};
+use crate::context::{Inner, Object, User, lock};
 use crate::dma::{DmaBuffer, DmaSpace};
 use crate::qp::{Qp, QpInit, Sge};
 use crate::{Error, Result};
@@ -106,6 +106,7 @@ impl Drop for MrMemory {
 
 pub(crate) struct PdShared {
     pub(crate) inner: Arc<Inner>,
+    pub(crate) user: Arc<User>,
     pub(crate) number: u32,
 }
 
@@ -128,10 +129,10 @@ impl fmt::Debug for Pd {
 }
 
 impl Pd {
-    pub(crate) fn new(inner: &Arc<Inner>) -> Result<Pd> {
+    pub(crate) fn new(inner: &Arc<Inner>, user: &Arc<User>) -> Result<Pd> {
         inner.check("allocate a protection domain")?;
         let number = inner.take(Object::Pd)?;
-        Ok(Pd { shared: Arc::new(PdShared { inner: inner.clone(), number }) })
+        Ok(Pd { shared: Arc::new(PdShared { inner: inner.clone(), user: user.clone(), number }) })
     }
 
     /// Its number.

@@ -568,6 +568,26 @@ fn objects_of_two_contexts_do_not_mix() {
 }
 
 #[test]
+fn users_of_one_card_have_doorbell_pages_of_their_own_and_do_not_mix() {
+    let world = World::new(1);
+    let first = world.open(0);
+    let second = first.another_user().unwrap();
+    assert_eq!((first.doorbell_page(), second.doorbell_page()), (1, 2));
+    let cq = second.create_cq(1, None).unwrap();
+    let error = first.alloc_pd().unwrap().create_qp(&QpInit::rc(&cq, &cq)).expect_err("another user's CQ");
+    assert!(matches!(error, Error::Foreign { what: "the send CQ", .. }));
+    let qp = second.alloc_pd().unwrap().create_qp(&QpInit::rc(&cq, &cq)).unwrap();
+    // a page is given back when the last that uses it is gone, and comes again after all others
+    drop((second, cq));
+    let more: Vec<Context> = std::iter::from_fn(|| first.another_user().ok()).collect();
+    let pages: Vec<u32> = more.iter().map(Context::doorbell_page).collect();
+    assert_eq!(pages, (3..first.attributes().doorbell_pages).collect::<Vec<_>>());
+    assert!(matches!(first.another_user(), Err(Error::Exhausted { object: "doorbell page", .. })));
+    drop(qp);
+    assert_eq!(first.another_user().unwrap().doorbell_page(), 2);
+}
+
+#[test]
 fn sizes_are_checked_on_both_sides_of_each_limit() {
     let world = World::new(1);
     let context = world.open(0);

@@ -472,7 +472,7 @@ impl Qp {
         inner.check(CREATE)?;
         let limits = inner.attributes();
         for (cq, what) in [(init.send_cq, "the send CQ"), (init.recv_cq, "the receive CQ")] {
-            if !Arc::ptr_eq(&cq.shared.inner, inner) {
+            if !Arc::ptr_eq(&cq.shared.user, &pd.user) {
                 return Err(Error::Foreign { operation: CREATE, what });
             }
         }
@@ -507,7 +507,7 @@ impl Qp {
                 state: QpState::Reset.code(),
                 transport: init.transport.code(),
                 valid: true,
-                page: inner.page as u16,
+                page: pd.user.page as u16,
                 pd: pd.number,
                 pkey: 0xffff,
                 max_inflight: init.max_inflight,
@@ -880,7 +880,7 @@ impl Qp {
         }
         barrier::before_doorbell();
         let value = SqDoorbell { qpn: qp.qpn, producer: producer as u16 };
-        qp.inner.doorbell(qp.inner.page, doorbell::SQ_OFFSET, value.pack())
+        qp.inner.doorbell(self.pd.user.page, doorbell::SQ_OFFSET, value.pack())
     }
 
     fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
@@ -977,7 +977,7 @@ impl Qp {
         }
         barrier::before_doorbell();
         let value = RqDoorbell { qpn: qp.qpn, producer: producer as u16 };
-        qp.inner.doorbell(qp.inner.page, doorbell::RQ_OFFSET, value.pack())
+        qp.inner.doorbell(self.pd.user.page, doorbell::RQ_OFFSET, value.pack())
     }
 
     /// The index of the next work request, if `wanted` more fit.

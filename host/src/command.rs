@@ -5,7 +5,8 @@
 //! ```
 //!
 //! In: opcode, object number, context words. Out: the response's words, or an error that names command, object and
-//! status. A command that is not answered in time ends the queue: its answer may still come, so nothing later could be
+//! status. A command that the card could not read was not executed: it is asked again, [`ATTEMPTS`] times in all. One
+//! that is not answered in time ends the queue: its answer may still come, so nothing later could be
 //! told apart, and memory it concerns may still be in use; the card must be reset.
 
 use crate::backend::Backend;
@@ -21,6 +22,8 @@ use std::time::Duration;
 /// Sixteen entries: one page for each ring.
 const LOG_DEPTH: u32 = 4;
 const ENTRY: usize = CommandEntry::BYTES;
+/// How often a command is written that the card cannot read.
+const ATTEMPTS: u32 = 4;
 
 pub(crate) struct Commands {
     backend: Arc<dyn Backend>,
@@ -68,6 +71,19 @@ impl Commands {
         object: u32,
         arguments: &Arguments,
     ) -> Result<[u64; 16]> {
+        let mut attempt = 1;
+        loop {
+            match self.attempt(opcode, object, arguments) {
+                Err(Error::CommandRefused { status: CommandStatus::Internal, .. }) if attempt < ATTEMPTS => {
+                    tracing::warn!(opcode = opcode.name(), object, attempt, "the card could not read it");
+                    attempt += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn attempt(&self, opcode: CommandOpcode, object: u32, arguments: &Arguments) -> Result<[u64; 16]> {
         let name = || self.backend.name().to_owned();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.dead {
@@ -111,6 +127,15 @@ impl Commands {
         barrier::after_valid();
         let response = CommandResponse::unpack(&self.responses.read(slot));
         let garbled = |what| Error::CommandGarbled { name: name(), opcode, object, what };
+        // of an entry that could not be read the card knows neither sequence nor opcode
+        if response.status == CommandStatus::Internal.code() {
+            return Err(Error::CommandRefused {
+                name: name(),
+                opcode,
+                object,
+                status: CommandStatus::Internal,
+            });
+        }
         if response.sequence != index as u16 || response.opcode != opcode.code() {
             state.dead = true;
             let what = format!("sequence {} instead of {}", response.sequence, index as u16);

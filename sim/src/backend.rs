@@ -4,7 +4,7 @@
 //! ([`InProcess::relax`], [`InProcess::wait`], register reads). A story that steps two drivers in one thread is
 //! deterministic. Waits end in simulated time, so a driver's ten seconds cost no more than what happens in them.
 
-use crate::{Error, memory::ProcessMemory, room::Room};
+use crate::{Error, function::Mapping, memory::ProcessMemory, room::Room};
 use host::{Bar, Memory, backend::Backend};
 use pcie_sim::Permissions;
 use std::{
@@ -120,13 +120,18 @@ impl Backend for InProcess {
         // SAFETY: the caller vouches for the range until `unmap` or `reset`; both drop the mapping first.
         let backing = unsafe { ProcessMemory::new(base, memory.length) };
         let length = memory.length;
-        lock(&self.room)
-            .host(self.card, |root, _| root.memory_mut().map(iova, length, Permissions::BOTH, backing, 0))
-            .map_err(io::Error::other)
+        let mut room = lock(&self.room);
+        room.host(self.card, |root, _| root.memory_mut().map(iova, length, Permissions::BOTH, backing, 0))
+            .map_err(io::Error::other)?;
+        let address = memory.address as u64;
+        room.functions[self.card].mappings.push(Mapping { address, iova, length });
+        Ok(())
     }
 
     fn unmap(&self, iova: u64, length: u64) -> io::Result<()> {
-        let unmapped = lock(&self.room).host(self.card, |root, _| root.memory_mut().unmap(iova, length));
+        let mut room = lock(&self.room);
+        room.functions[self.card].mappings.retain(|mapping| mapping.iova != iova);
+        let unmapped = room.host(self.card, |root, _| root.memory_mut().unmap(iova, length));
         match unmapped.map_err(io::Error::other)? {
             0 => Err(io::Error::new(io::ErrorKind::InvalidInput, "nothing is mapped there")),
             _ => Ok(()),

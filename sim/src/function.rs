@@ -23,11 +23,26 @@ const KEPT: [(usize, usize); 8] =
 /// Events that are kept until somebody takes them.
 const MOST_EVENTS: usize = 4096;
 
+/// Memory of this process that a driver has mapped for its card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// First byte in this process.
+    pub address: u64,
+    /// Its IO address.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
 /// One function as its host sees it.
 #[derive(Debug, Default)]
 pub struct Function {
     vectors: Vec<Option<OwnedFd>>,
     events: Vec<Event>,
+    /// In the order in which they were made.
+    pub(crate) mappings: Vec<Mapping>,
+    /// Interrupts that had a descriptor.
+    interrupts: u64,
     saved: Option<Vec<Vec<u8>>>,
 }
 
@@ -37,6 +52,7 @@ impl Function {
             Event::Msix { address: MESSAGE_ADDRESS, data, .. } => {
                 if let Some(Some(fd)) = self.vectors.get(*data as usize) {
                     ring(fd);
+                    self.interrupts += 1;
                     return false;
                 }
             }
@@ -81,6 +97,16 @@ impl Room {
     pub fn take_events(&mut self, card: usize) -> Vec<Event> {
         self.attend();
         std::mem::take(&mut self.functions[card].events)
+    }
+
+    /// What the driver of a card in this process has mapped, oldest first.
+    pub fn mappings(&self, card: usize) -> &[Mapping] {
+        &self.functions[card].mappings
+    }
+
+    /// Interrupts of a card that reached a descriptor.
+    pub fn interrupts(&self, card: usize) -> u64 {
+        self.functions[card].interrupts
     }
 
     /// Connects vectors from `first` on with these descriptors, or disconnects them; MSI-X is on while any is connected.
@@ -144,6 +170,15 @@ impl Room {
             saved
         });
         self.functions[card].saved = Some(saved.into());
+    }
+
+    /// The client of a card is gone, however it ended: its memory is unmapped, its interrupts are disconnected, and the
+    /// function is reset. Whoever sees the end of that enumerates it for the next.
+    pub fn client_is_gone(&mut self, card: usize) {
+        self.functions[card].mappings.clear();
+        self.host(card, |root, _| root.memory_mut().clear());
+        self.clear_vectors(card);
+        self.start_reset(card);
     }
 
     /// Whether a function level reset is under way.

@@ -18,6 +18,8 @@
 use crate::{
     backend::{InProcess, lock},
     card::CardModel,
+    function::Mapping,
+    memory::ProcessMemory,
     room::{Room, RoomConfig},
     wire::{Action, Rule, Side},
 };
@@ -26,7 +28,7 @@ use host::{
     Access, Completion, Context, Cq, Device, Gid, GidEntry, Mac, Mr, Options, PathMtu, Pd, Qp, QpAttr,
     QpInit, RecvWr, SendWr, StaticNeighbours, WcStatus, backend::Backend, qp::AddressVector,
 };
-use pcie_sim::Event;
+use pcie_sim::{Event, Injection, Iommu, Permissions, RootComplex};
 use peer::Packet;
 use rand_chacha::{
     ChaCha8Rng,
@@ -34,7 +36,9 @@ use rand_chacha::{
 };
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::PathBuf,
+    ptr::NonNull,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -47,6 +51,9 @@ pub const US: u64 = 1_000_000;
 pub const MS: u64 = 1000 * US;
 /// Longest wait for anything, in ps: more than seven retransmissions of the usual timeout.
 pub const PATIENCE: u64 = 2000 * MS;
+
+/// Device Control 2 (PCI Express capability at 0x60).
+const DEVICE_CONTROL_2: usize = 0x88;
 
 /// Bytes of memory that each end registers.
 pub const MEMORY: usize = 1 << 20;
@@ -120,6 +127,15 @@ pub fn card_and_peer(name: &str, seed: u64) -> Story {
 impl Story {
     /// A story in a room of one's own.
     pub fn begin(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>) -> Self {
+        Self::with_traces(name, config, peer, true)
+    }
+
+    /// One or two cards, for long stories: no capture, no TLP log, and packets are not remembered.
+    pub fn untraced(name: &str, cards: usize) -> Self {
+        Self::with_traces(name, RoomConfig::example(cards, seed()), None, false)
+    }
+
+    fn with_traces(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>, traced: bool) -> Self {
         let seed = config.seed;
         let cards = config.cards.len();
         let mut room = Room::new(&model(), config).unwrap_or_else(|error| panic!("{error}"));
@@ -127,9 +143,14 @@ impl Story {
             room.attach_peer(peer);
         }
         let prepare = |room: &mut Room| {
-            room.capture(&folder().join(format!("{name}.pcapng")))?;
+            if traced {
+                room.capture(&folder().join(format!("{name}.pcapng")))?;
+                room.remember_frames();
+            }
             for card in 0..cards {
-                room.log_tlps(card, &folder().join(format!("{name}.card{card}.csv")))?;
+                if traced {
+                    room.log_tlps(card, &folder().join(format!("{name}.card{card}.csv")))?;
+                }
                 if waves() {
                     room.trace(card, &folder().join(format!("{name}.card{card}.fst")))?;
                 }
@@ -137,7 +158,6 @@ impl Story {
             room.power_on()
         };
         prepare(&mut room).unwrap_or_else(|error| panic!("{error}"));
-        room.remember_frames();
         Self {
             room: Arc::new(Mutex::new(room)),
             name: name.into(),
@@ -296,6 +316,78 @@ impl Story {
         self.told = lock(&self.room).sights().len();
     }
 
+    // ---- the hosts
+
+    /// Every host sets the shortest completion timeout that PCI Express has: 66 us.
+    pub fn hosts_are_impatient(&mut self) {
+        let mut room = lock(&self.room);
+        for card in 0..room.cards().len() {
+            room.host(card, |root, now| root.config_write(now, DEVICE_CONTROL_2, &[1]));
+        }
+    }
+
+    /// The IO addresses of these bytes of a region of a card in this process.
+    pub fn iova(&self, card: usize, memory: &Mr, range: Range<usize>) -> Range<u64> {
+        let at = memory.addr() + range.start as u64;
+        let room = lock(&self.room);
+        let holds = |m: &&Mapping| (m.address..m.address + m.length).contains(&at);
+        let mapping = room.mappings(card).iter().find(holds).expect("the region is mapped");
+        let iova = mapping.iova + (at - mapping.address);
+        iova..iova + range.len() as u64
+    }
+
+    /// The IOMMU of a card forgets a region of this process; its driver does not know.
+    pub fn iommu_forgets(&self, card: usize, memory: &Mr) -> Mapping {
+        let mut room = lock(&self.room);
+        let at = memory.addr();
+        let holds = |m: &&Mapping| (m.address..m.address + m.length).contains(&at);
+        let mapping = *room.mappings(card).iter().find(holds).expect("the region is mapped");
+        let forget = |root: &mut RootComplex<Iommu>, _| root.memory_mut().unmap(mapping.iova, mapping.length);
+        room.host(card, forget).expect("a whole mapping");
+        mapping
+    }
+
+    /// It remembers it.
+    ///
+    /// # Safety
+    /// The region that was forgotten is still registered.
+    pub unsafe fn iommu_remembers(&self, card: usize, mapping: Mapping) {
+        let base = NonNull::new(mapping.address as *mut u8).expect("memory of this process");
+        // SAFETY: the registered region keeps its memory; the driver ends the mapping before it frees it.
+        let memory = unsafe { ProcessMemory::new(base, mapping.length) };
+        let remember = |root: &mut RootComplex<Iommu>, _| {
+            root.memory_mut().map(mapping.iova, mapping.length, Permissions::BOTH, memory, 0)
+        };
+        lock(&self.room).host(card, remember).expect("the range is free");
+    }
+
+    /// What happened at the root of a card since this was asked last; not told by [`Story::no_other_events`] then.
+    pub fn takes_events(&mut self, card: usize) -> Vec<Event> {
+        lock(&self.room).take_events(card)
+    }
+
+    /// The root of a card spoils its answers by this rule.
+    pub fn root_spoils(&mut self, card: usize, rule: Injection) {
+        lock(&self.room).host(card, |root, _| root.inject(rule));
+    }
+
+    /// The roots answer as they should again.
+    pub fn roots_are_good(&mut self) {
+        let mut room = lock(&self.room);
+        for card in 0..room.cards().len() {
+            room.host(card, |root, _| root.clear_injections());
+        }
+    }
+
+    /// Time passes until nothing happens any more, up to `span` ps; whether it came to that.
+    pub fn comes_to_rest(&mut self, span: u64) -> bool {
+        let mut room = lock(&self.room);
+        let limit = room.now() + span;
+        let rests = room.run_until_idle(limit).unwrap_or_else(|error| panic!("{error}"));
+        room.attend();
+        rests
+    }
+
     // ---- the ends
 
     /// The next completion of an end, however long it takes.
@@ -333,6 +425,11 @@ impl Story {
                 &bytes[at..(at + 16).min(bytes.len())]
             );
         }
+    }
+
+    /// How often a card has refused something for this reason.
+    pub fn reject_counter(&mut self, card: usize, reject: Reject) -> u64 {
+        self.counters(card, register::reject_counter(reject).into(), 1)[0]
     }
 
     /// A counter of a card.

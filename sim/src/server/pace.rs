@@ -274,9 +274,7 @@ impl Desk {
             }
             Request::Reach { reply } => drop(reply.send(Ok(()))),
             Request::Leave { card, reply } => {
-                room.host(card, |root, _| root.memory_mut().clear());
-                room.clear_vectors(card);
-                room.start_reset(card);
+                room.client_is_gone(card);
                 self.reads.retain(|(of, ..)| *of != card);
                 self.resets.push((card, reply, true));
             }

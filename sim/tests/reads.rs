@@ -1,125 +1,13 @@
-//! The card as responder of READs; the requester is played here, packet by packet, so that it can be as odd as it likes.
-//!
-//! In: request packets at side B, whenever the story wants. Out: what the card sends, in the order of the wire. Packets
-//! are copies of a captured one with other fields.
+//! The card as responder of READs; the requester is played by [`library`].
+
+#[path = "library/mod.rs"]
+mod library;
 
 use contract::{Opcode, Reject, Syndrome, wire::psn_add};
-use host::{Access, AsyncEvent, Mr, QpState};
+use host::{Access, AsyncEvent, QpState};
+use library::{Library, MTU, START, kind, payload, syndrome};
 use peer::Packet;
-use sim::{
-    backend::lock,
-    room::RoomConfig,
-    story::{A, B, End, Story, US, usual},
-};
-use std::{net::Ipv4Addr, time::Duration};
-
-const THEM: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-const START: u32 = 0xff_fff0;
-const MTU: usize = 1024;
-
-/// A card with a QP, memory that may be read and written, and a requester that has no card.
-struct Library {
-    story: Story,
-    end: End,
-    memory: Mr,
-    template: Packet,
-    /// Next PSN of the requester.
-    psn: u32,
-}
-
-impl Library {
-    fn open(name: &str, depth: u8) -> Library {
-        let config = RoomConfig::example(1, sim::story::seed());
-        let mut story = Story::begin(name, config, None);
-        let host = story.start(0);
-        let end = story.qp(host, |_| {});
-        let mut attr = usual(THEM.into(), 7, end.psn, START);
-        attr.access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        attr.max_dest_rd_atomic = depth;
-        end.qp.connect_with(&attr).expect("connect");
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let memory = end.pd.allocate(1 << 20, rights).expect("allocate");
-        let capture = include_bytes!("../peer/tests/golden/rc_read_bw.pcap");
-        let length = u32::from_le_bytes(capture[32..36].try_into().expect("four bytes")) as usize;
-        let template = Packet::parse(&capture[40..40 + length]).expect("a READ request");
-        Library { story, end, memory, template, psn: START }
-    }
-
-    fn packet(&self, opcode: Opcode, psn: u32) -> Packet {
-        let mut packet = self.template.clone();
-        packet.bth.opcode = opcode.code();
-        packet.bth.psn = psn;
-        packet.bth.ack_req = true;
-        packet.bth.dest_qp = self.end.qp.number();
-        packet.reth = None;
-        packet
-    }
-
-    fn read_request(&self, psn: u32, at: usize, length: usize) -> Packet {
-        let mut packet = self.packet(Opcode::RcReadRequest, psn);
-        packet.reth = Some(contract::Reth {
-            va: self.memory.addr() + at as u64,
-            rkey: self.memory.rkey(),
-            dma_length: length as u32,
-        });
-        packet
-    }
-
-    fn inject(&self, packet: &Packet) {
-        lock(&self.story.room).inject(B, &packet.build()).expect("inject");
-    }
-
-    /// READs `length` bytes at `at`; the PSN of the request.
-    fn read(&mut self, at: usize, length: usize) -> u32 {
-        let psn = self.psn;
-        self.inject(&self.read_request(psn, at, length));
-        self.psn = psn_add(psn, length.div_ceil(MTU).max(1) as u32);
-        psn
-    }
-
-    /// WRITEs a packet.
-    fn write(&mut self, at: usize, bytes: &[u8]) {
-        let mut packet = self.read_request(self.psn, at, bytes.len());
-        packet.bth.opcode = Opcode::RcWriteOnly.code();
-        packet.payload = bytes.to_vec();
-        self.inject(&packet);
-        self.psn = psn_add(self.psn, 1);
-    }
-
-    /// SENDs a packet.
-    fn send(&mut self, bytes: &[u8]) {
-        let mut packet = self.packet(Opcode::RcSendOnly, self.psn);
-        packet.payload = bytes.to_vec();
-        self.inject(&packet);
-        self.psn = psn_add(self.psn, 1);
-    }
-
-    /// What the card sends from now on, for `span` ps.
-    fn hears(&mut self, span: u64) -> Vec<Packet> {
-        let before = self.story.packets().len();
-        self.story.wait(span);
-        let new = self.story.packets().split_off(before);
-        new.into_iter().filter(|seen| seen.from == A).map(|seen| seen.packet).collect()
-    }
-
-    fn notice(&self) -> Option<(AsyncEvent, u32)> {
-        let notice = self.end.context.async_event(Some(Duration::from_millis(10))).expect("no error");
-        notice.map(|notice| (notice.event, notice.object))
-    }
-}
-
-fn kind(packet: &Packet) -> Opcode {
-    packet.opcode().expect("a known opcode")
-}
-
-fn syndrome(packet: &Packet) -> u8 {
-    packet.aeth.expect("an answer").syndrome
-}
-
-/// The payload of the READ responses among these.
-fn payload<'a>(packets: impl IntoIterator<Item = &'a Packet>) -> Vec<u8> {
-    packets.into_iter().flat_map(|packet| packet.payload.clone()).collect()
-}
+use sim::story::US;
 
 #[test]
 fn a_read_sees_every_write_before_it() {

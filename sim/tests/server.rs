@@ -19,6 +19,8 @@ use std::{
 const WAIT: Duration = Duration::from_secs(60);
 /// Set in the process that a test starts to have it killed: the directory of the sockets.
 const VICTIM: &str = "VERBENA_TEST_VICTIM";
+/// Also set there: the QP of card 0 that it is to be connected with.
+const OTHER: &str = "VERBENA_TEST_OTHER";
 
 fn serve(folder: &Path) -> Server {
     let mut room = Room::new(&model(), RoomConfig::example(2, 1)).unwrap();
@@ -35,7 +37,7 @@ struct End {
     cq: Cq,
     memory: Mr,
     context: Context,
-    _pd: Pd,
+    pd: Pd,
 }
 
 fn open(folder: &Path, card: usize) -> host::Result<End> {
@@ -45,7 +47,7 @@ fn open(folder: &Path, card: usize) -> host::Result<End> {
     // The program's own memory, not the driver's: reached by system calls.
     let memory = pd.register(vec![0u8; 100_000], Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let qp = pd.create_qp(&QpInit::rc(&cq, &cq))?;
-    Ok(End { qp, cq, memory, context, _pd: pd })
+    Ok(End { qp, cq, memory, context, pd })
 }
 
 fn join(me: &End, other: &End) {
@@ -100,7 +102,7 @@ fn two_drivers_move_memory_then_idle_costs_nothing_and_a_third_is_refused() {
     let refused = {
         let folder = folder.path().to_path_buf();
         // From another process, or the wait would be for our own pid.
-        let mut child = victim(&folder, "refused");
+        let mut child = victim(&folder, 2);
         child.wait_with_output_text()
     };
     assert!(refused.contains(&format!("held by process {}", std::process::id())), "{refused}");
@@ -120,11 +122,11 @@ fn two_drivers_move_memory_then_idle_costs_nothing_and_a_third_is_refused() {
 }
 
 /// Another process that runs [`a_process_that_is_started_by_other_tests`].
-fn victim(folder: &Path, role: &str) -> Victim {
+fn victim(folder: &Path, other: u32) -> Victim {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_process_that_is_started_by_other_tests", "--nocapture"])
         .env(VICTIM, folder)
-        .env("VERBENA_TEST_ROLE", role)
+        .env(OTHER, other.to_string())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -172,8 +174,9 @@ fn a_process_that_is_started_by_other_tests() {
         Err(error) => println!("error: {error}"),
         Ok(end) => {
             let (gid, qpn) = (end.context.gids()[0], end.qp.number());
-            // The other end is card 0's first QP, which has the lowest number.
-            let mut attr = usual(host::Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1)), 2, 100, 100);
+            // The other end is card 0's first QP, which has the lowest number, if nothing else is said.
+            let other = std::env::var(OTHER).map_or(2, |text| text.parse().unwrap());
+            let mut attr = usual(host::Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1)), other, 100, 100);
             attr.timeout = 12;
             end.qp.connect_with(&attr).unwrap();
             println!("\nready {qpn} {} {} {gid}", end.memory.addr(), end.memory.rkey());
@@ -187,7 +190,7 @@ fn a_killed_process_leaves_a_retry_error_and_two_usable_cards() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let server = serve(folder.path());
-    let mut victim_process = victim(folder.path(), "victim");
+    let mut victim_process = victim(folder.path(), 2);
     let line = victim_process.line("ready ");
     let words: Vec<u64> = line.split(' ').take(3).map(|word| word.parse().unwrap()).collect();
     let a = open(folder.path(), 0).unwrap();
@@ -219,6 +222,45 @@ fn a_killed_process_leaves_a_retry_error_and_two_usable_cards() {
     moves(&a, &b, 10_000);
     drop((a, b));
     server.stop().unwrap();
+}
+
+#[test]
+fn a_process_is_killed_in_mid_message_again_and_again() {
+    let _alone = alone();
+    let times = std::env::var("VERBENA_RESTARTS").map_or(5, |text| text.parse().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    let mut a = open(folder.path(), 0).unwrap();
+    for n in 0..times {
+        let mut process = victim(folder.path(), a.qp.number());
+        let line = process.line("ready ");
+        let words: Vec<u64> = line.split(' ').take(3).map(|word| word.parse().unwrap()).collect();
+        let mut attr =
+            usual(host::Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 2)), words[0] as u32, 100, 100);
+        (attr.timeout, attr.retry_cnt) = (8, 1);
+        a.qp.connect_with(&attr).unwrap();
+        let sge = [a.memory.sge(0..100_000).unwrap()];
+        for id in 0..4 {
+            let wr = SendWr::write(id, &sge, words[1], words[2] as u32).signaled();
+            a.qp.post_send(&[wr]).unwrap();
+        }
+        std::thread::sleep(Duration::from_micros(n % 7 * 3000));
+        process.0.as_mut().unwrap().kill().unwrap();
+        drop(process);
+        // its peer starts anew with another QP, whatever has become of the work
+        let qp = a.pd.create_qp(&QpInit::rc(&a.cq, &a.cq)).unwrap();
+        a.qp = qp;
+    }
+    drop(a);
+    let (a, b) = (open(folder.path(), 0).unwrap(), open(folder.path(), 1).unwrap());
+    join(&a, &b);
+    join(&b, &a);
+    moves(&a, &b, 10_000);
+    drop((a, b));
+    let summary = server.stop().unwrap();
+    // the memory of a dead process answers nothing: that is a fault of the IOMMU, and no other rule is broken
+    let others = summary.violations.iter().filter(|text| !text.contains("Fault"));
+    assert_eq!(others.collect::<Vec<_>>(), Vec::<&String>::new());
 }
 
 #[test]

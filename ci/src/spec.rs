@@ -582,6 +582,24 @@ mod tests {
     }
 
     #[test]
+    fn every_one_of_the_twenty_inputs_is_brought_by_tests_that_exist() {
+        let root = run::root();
+        let mut tree = Tree::new();
+        for folder in SOURCES {
+            read(&root.join(folder), folder, &mut tree).unwrap();
+        }
+        let text = fs::read_to_string(root.join("docs/inputs.md")).unwrap();
+        let rows = table(&text, "no.");
+        for (n, (line, cells)) in rows.iter().enumerate() {
+            assert_eq!(cells[0], (n + 1).to_string(), "docs/inputs.md:{line}");
+            let tests = places(cells[2], &tree, true);
+            let tests = tests.unwrap_or_else(|why| panic!("docs/inputs.md:{line}: {why}"));
+            assert!(tests.iter().any(|test| !test.file.starts_with(ORACLE)), "docs/inputs.md:{line}");
+        }
+        assert_eq!(rows.len(), 20);
+    }
+
+    #[test]
     fn a_row_is_read_counted_and_shown_with_its_lines() {
         let (spec, faults) = sheet(&[
             GOOD,

@@ -34,7 +34,7 @@ layout! {
         retry_cnt: u8[3];
         /// Retries after an RNR NAK; 7 = for ever.
         rnr_retry: u8[3];
-        /// Most PSNs in flight; 0 = limited by the PSN window alone.
+        /// Most PSNs in flight when a packet of a SEND or WRITE is sent; 0, and READs: limited by the PSN window alone.
         max_inflight: u16[16];
         /// READs and atomics that this side may have outstanding.
         max_rd_atomic: u8[5];

@@ -1192,20 +1192,39 @@ fn a_read_that_cannot_be_written_fails_in_its_turn() {
 }
 
 #[test]
-fn requests_of_a_read_longer_than_the_window_end_in_last_or_only() {
-    // a window of 5: requests of 4 PSNs
-    let mut b = reading(|r| r.max_inflight = 5);
-    b.send_read(0, 6 * 256 + 7, true);
-    let all =
-        [(FIRST, 256), (MIDDLE, 256), (MIDDLE, 256), (LAST, 256), (FIRST, 256), (MIDDLE, 256), (LAST, 7)];
-    for (psn, (opcode, length)) in all.into_iter().enumerate() {
-        b.response(0, psn as u32, opcode, length);
-        assert_eq!((b.triple(0).1, b.rejects.len()), (psn as u64 + 1, 0), "{psn}");
+fn a_read_longer_than_the_psn_window_ends_in_a_last_before_its_last_packet() {
+    let mut b = reading(|_| ());
+    b.send_read(0, 1 << 31, true);
+    // all but five answered
+    let una = (1 << 23) - 5;
+    b.rams[1].words[0] = b.requester(0).with("una_psn", una).bits();
+    for (n, (opcode, fits)) in [
+        (LAST, false),
+        (MIDDLE, true),
+        (MIDDLE, true),
+        (MIDDLE, true),
+        // of the request for all but the last
+        (MIDDLE, false),
+        (LAST, true),
+        (FIRST, false),
+        (ONLY, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let psn = b.triple(0).1;
+        b.response(0, psn as u32, opcode, 256);
+        assert_eq!(b.triple(0).1, psn + u64::from(fits), "response {n}");
     }
-    let offsets: Vec<_> =
-        b.data.iter().map(|d| matches!(d, Out::Data(_, 0, at, _, _, 0, _) if at % 256 == 0)).collect();
-    assert_eq!(offsets, [true; 7]);
-    assert!(matches!(b.data[3], Out::Data(.., false)) && matches!(b.data[6], Out::Data(.., true)));
+    assert_eq!(b.rejects, [Reject::ResponseMalformed; 3]);
+    let last: Vec<u32> = b
+        .data
+        .iter()
+        .filter_map(|d| if let Out::Data(_, _, at, .., true) = d { Some(*at) } else { None })
+        .collect();
+    assert_eq!(last, [0x7fff_ff00]);
+    b.placement(0, 0, 0);
+    assert_eq!(b.status(), [(0, 0)]);
 }
 
 #[test]

@@ -708,76 +708,86 @@ fn a_read_repeated_from_its_middle_asks_for_the_rest_to_its_end() {
 }
 
 #[test]
-fn a_read_longer_than_the_window_is_asked_for_in_parts_that_never_overrun_it() {
-    for (limit, part) in [(1u64, 1u64), (2, 2), (5, 4), (7, 4), (8, 8), (9, 8)] {
-        let mut b = reader(1);
+fn a_read_longer_than_what_may_be_in_flight_is_one_request_at_once() {
+    for limit in [1u64, 2, 5, 128] {
+        let mut b = reader(2);
         b.rights[0].max_inflight = limit as u16;
         b.start_at(0, 0xff_fff0, 0);
-        b.post(0, write(8));
-        b.post(0, read(20 * 256));
-        b.post(0, write(8));
+        for wqe in [write(8), read(300 * 256), read(200 * 256 + 1), write(8)] {
+            b.post(0, wqe);
+        }
         b.run(0);
-        let mut at = 0;
-        if part + 1 > limit {
-            assert_eq!(b.packets.len(), 1, "window {limit}: no room behind the WRITE");
-        }
-        while at < 20 {
-            // all before it is answered
-            let psn = (0xff_fff1 + at) & PSN;
+        let first = 0xff_fff1;
+        let second = (first + 300) & PSN;
+        let wanted = [(0x0c, first, 300 * 256, 0), (0x0c, second, 200 * 256 + 1, 0)];
+        assert_eq!(asked(&b.packets[1..]), wanted, "{limit} in flight");
+        // what follows sees the PSNs of both
+        let last = (second + 201) & PSN;
+        for (una, sends) in [(last - limit, 0), (last - limit + 1, 1)] {
+            b.packets.clear();
             b.requester[0] =
-                Requester { una_psn: psn, got_wqe: 1, una_wqe: 1, got_first: 0xff_fff1, ..b.requester[0] };
+                Requester { una_psn: una & PSN, got_wqe: 2, got_first: second, ..b.requester[0] };
             b.run(0);
-            let here = b.packets.iter().find(|p| p.opcode == 0x0c && p.psn == psn).expect("asked").clone();
-            let (bytes, half) = (part.min(20 - at) * 256, part.min(20 - at) / 2);
-            assert_eq!(asked(&[here]), [(0x0c, psn, bytes, at * 256)], "window {limit}");
-            let count = b.packets.len();
-            // in its middle: nothing new
-            b.requester[0].una_psn = (psn + half) & PSN;
-            if half > 0 {
-                b.run(0);
-                let new: Vec<u64> = b.packets[count..].iter().map(|p| p.opcode).collect();
-                assert!(new.iter().all(|opcode| *opcode == 0x0a), "window {limit}: {new:?}");
-                // repeated from there, it ends where it did
-                let epoch = (b.requester[0].epoch + 1) & 15;
-                b.requester[0].epoch = epoch;
-                b.packets.clear();
-                b.run(0);
-                let rest = bytes - half * 256;
-                let again = [(0x0c, b.requester[0].una_psn, rest, (at + half) * 256)];
-                assert_eq!(asked(&b.packets[..1]), again, "window {limit}");
-            }
-            at += part;
+            assert_eq!(b.packets.len(), sends, "{limit} in flight");
         }
-        assert_eq!((b.tx[0].rd_next, b.lists.len()), (1, 1));
-        assert_eq!(b.tx[0].cursor_wqe, 2 + u64::from(b.tx[0].cursor_psn == 0x6));
     }
-    // the longest message at the smallest MTU, without a limit
-    let mut b = reader(1);
-    b.start_at(0, 5, 0);
-    b.post(0, read(1 << 31));
-    b.run(0);
-    assert_eq!(asked(&b.packets), [(0x0c, 5, WINDOW << 8, 0)]);
-    b.requester[0].una_psn = 5 + WINDOW;
-    b.run(0);
-    assert_eq!(asked(&b.packets[1..]), [(0x0c, 5 + WINDOW, WINDOW << 8, WINDOW << 8)]);
-    assert_eq!((b.tx[0].cursor_wqe, b.tx[0].next_psn), (1, (5 + 2 * WINDOW) & PSN));
 }
 
 #[test]
-fn what_follows_a_read_sees_the_window_that_it_leaves() {
-    let mut b = reader(2);
-    b.rights[0].max_inflight = 5;
-    b.start_at(0, 0, 0);
-    b.post(0, read(6 * 256));
-    (0..4).for_each(|_| {
+fn reads_fill_the_psn_window_stall_and_go_on_and_never_overrun_it() {
+    let whole = WINDOW << 8;
+    // behind a WRITE there is room for one PSN less than the window
+    for (bytes, goes) in [(whole - 256, true), (whole - 255, false), (whole, false), (1 << 31, false)] {
+        let mut b = reader(2);
+        b.start_at(0, 0x10, 0);
         b.post(0, write(8));
-    });
+        b.post(0, read(bytes));
+        b.run(0);
+        assert_eq!(b.packets.len(), 1 + usize::from(goes), "{bytes} bytes behind a WRITE");
+        b.packets.clear();
+        b.requester[0] =
+            Requester { una_wqe: 1, got_wqe: 1, una_psn: 0x11, got_first: 0x11, ..b.requester[0] };
+        b.run(0);
+        let expected = [(0x0c, 0x11, bytes.min(whole), 0)];
+        assert_eq!(asked(&b.packets), expected[..usize::from(!goes)], "{bytes} bytes alone");
+    }
+    // one that fills it: what is behind waits for one answer
+    let mut b = reader(2);
+    b.start_at(0, 5, 0);
+    for wqe in [read(whole), read(8), write(8)] {
+        b.post(0, wqe);
+    }
     b.run(0);
-    assert_eq!(b.packets.iter().map(|p| p.psn).collect::<Vec<_>>(), [0], "cut at four");
-    b.requester[0].una_psn = 4;
+    assert_eq!(asked(&b.packets), [(0x0c, 5, whole, 0)]);
+    b.requester[0].una_psn = 6;
     b.run(0);
-    // two of the READ, three WRITEs
-    assert_eq!(b.packets.iter().map(|p| p.psn).collect::<Vec<_>>(), [0, 4, 6, 7, 8]);
+    assert_eq!(asked(&b.packets[1..]), [(0x0c, 5 + WINDOW, 8, 0)], "a READ, and the window is full again");
+    b.requester[0].una_psn = 7;
+    b.run(0);
+    assert_eq!((b.packets.len(), b.packets[2].psn), (3, 6 + WINDOW));
+    // the longest message at the smallest path MTU has one PSN more than the window
+    let mut b = reader(2);
+    b.start_at(0, 5, 0);
+    b.post(0, read(1 << 31));
+    b.post(0, write(8));
+    b.run(0);
+    assert_eq!(asked(&b.packets), [(0x0c, 5, whole, 0)]);
+    for una in [6, 0x4000, 4 + WINDOW] {
+        b.requester[0].una_psn = una;
+        b.run(0);
+        assert_eq!(b.packets.len(), 1, "its last packet waits for all before it");
+        // repeated from there, it ends where it did
+        b.requester[0].epoch = (b.requester[0].epoch + 1) & 15;
+        b.run(0);
+        let rest = (5 + WINDOW - una) << 8;
+        assert_eq!(asked(&b.packets[1..]), [(0x0c, una, rest, whole - rest)]);
+        b.packets.truncate(1);
+    }
+    b.requester[0].una_psn = 5 + WINDOW;
+    b.run(0);
+    assert_eq!(asked(&b.packets[1..2]), [(0x0c, 5 + WINDOW, 256, whole)]);
+    assert_eq!((b.packets[2].opcode, b.packets[2].psn, b.packets.len()), (0x0a, 6 + WINDOW, 3));
+    assert_eq!((b.tx[0].cursor_wqe, b.tx[0].next_psn, b.tx[0].rd_next, b.lists.len()), (2, 7 + WINDOW, 1, 1));
 }
 
 #[test]
@@ -1082,7 +1092,7 @@ fn the_window_is_kept_on_both_sides_of_its_limit() {
         b.run(2);
         assert_eq!(b.packets.len() as u64, limit + 1, "one acknowledged, one more");
     }
-    // without a limit, a quarter of the PSN space
+    // without a limit, half of the PSN space less one
     for (ahead, sends) in [(WINDOW - 1, 1), (WINDOW, 0)] {
         let mut b = Bench::new();
         b.start_at(2, ahead, 9);

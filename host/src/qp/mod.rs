@@ -56,7 +56,8 @@ pub struct QpInit<'a> {
     pub max_inline: u32,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
-    /// Most PSNs in flight; 0 is limited by the PSN window alone. What a lost packet costs in resent ones.
+    /// Most PSNs in flight when a packet of a SEND or WRITE is sent: what a lost one costs in resent ones. 0, and READs,
+    /// are limited by the PSN window alone.
     pub max_inflight: u16,
 }
 

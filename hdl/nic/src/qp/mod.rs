@@ -18,7 +18,7 @@
 
 use crate::config::Config;
 use crate::flow::CAUSE;
-use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit, mux};
+use hdl::{Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, high, lit};
 
 /// Bits of a packet sequence number.
 pub const PSN: u32 = 24;
@@ -28,8 +28,9 @@ pub const INDEX: u32 = 16;
 pub const RING: u32 = 8;
 /// Bits of a free-running count of READs; `max_rd_atomic` has 5.
 pub const READS: u32 = 8;
-/// PSNs in flight when the context sets no limit: a quarter of the PSN space, so that "before" stays decidable.
-pub const WINDOW: u64 = 1 << 22;
+/// PSNs in flight at most: one less than half of the PSN space, so that "before" stays decidable. Only a READ of 2^31
+/// bytes at path MTU 256 has more: it is asked for in two requests, the second for its last packet.
+pub const WINDOW: u64 = (1 << 23) - 1;
 /// Bits of a deadline: the low bits of `now` (2^40 clocks of 4 ns are 73 minutes; the longest timeout is 2.4 hours
 /// at code 31, which is clamped to 2^38 clocks, 18 minutes).
 pub const DEADLINE: u32 = 40;
@@ -457,14 +458,6 @@ pub struct Initialise {
 /// PSN difference `a - b`, 24 bits; its top bit says that `a` is before `b` (IBA 9.7.2).
 pub fn psn_before(a: Sig, b: Sig) -> Sig {
     (a - b).msb()
-}
-
-/// The PSNs of a READ are cut into requests at multiples of a power of two, the largest that the window holds: less
-/// one. So every request fits into an empty window, and one repeated from its middle ends where the first one did.
-pub fn read_cut(max_inflight: Sig) -> Sig {
-    // all ones from the highest one down
-    let ones = [1, 2, 4, 8].into_iter().fold(max_inflight, |w, n| w | w.bits(n, 16 - n).extend(16));
-    mux(max_inflight.any(), ones.bits(1, 15).extend(PSN), lit(PSN, WINDOW - 1))
 }
 
 /// A stream alias that reads well in port lists.

@@ -46,7 +46,7 @@ use crate::config::Config;
 use crate::flow::{CAUSE, Completion, Count, Event, Fault, Response, Scatter, Wake};
 use crate::prim::fifo::buffer;
 use crate::qp::{
-    DEADLINE, Initialise, READS, Record, Requester, StateShape, StateWrite, Tx, psn_before, read_cut,
+    DEADLINE, Initialise, READS, Record, Requester, StateShape, StateWrite, Tx, WINDOW, psn_before,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::timer::RNR_NS;
@@ -351,7 +351,6 @@ impl Module for Acknowledge {
         let read_base = keep("read_base", queues.read_base);
         let read_mask = keep("read_mask", (lit(READS, 1) << queues.read_log_size) - 1);
         let shift = keep("log_path_mtu", rights.path_mtu + 7);
-        let cut = keep("cut", read_cut(rights.max_inflight));
         let cqn = keep("cqn", queues.send_cqn.bits(0, c.cq_bits()));
         let passing = keep("passing", valid | key_ended);
         // in this walk: something was answered, something retired, the claim stopped at a READ
@@ -577,7 +576,7 @@ impl Module for Acknowledge {
         let position = (claim - w.got_first).named("position");
         let offset = (position.extend(32) << shift).named("offset");
         let ends_read = claim.eq(record.last_psn).named("ends_read");
-        let ends_request = ends_read | (position & cut).eq(cut);
+        let ends_request = ends_read | position.eq(WINDOW - 1);
         let wanted = mux(ends_read, record.length - offset, lit(32, 1) << shift);
         let is_value = opcode_is(Opcode::RcAtomicAcknowledge);
         let closes = opcode_is(Opcode::RcReadResponseLast) | opcode_is(Opcode::RcReadResponseOnly) | is_value;

@@ -22,10 +22,11 @@
 //!   3. it is present and may be sent: a packet. A WQE met for the first time gets its PSNs and its outstanding record
 //!      now and never again.
 //!
-//! A READ has the PSNs of its responses, and one request for all of them: the cursor goes behind what was asked for. One
-//! that is longer than the window is asked for in parts, cut at multiples of a power of two ([`read_cut`]), each sent
-//! when all before it is answered. Replay asks from the cursor to the end of that part. A new READ needs a free entry
-//! of the read list (`max_rd_atomic`) and writes its SGEs there; a WQE with `fence` waits until no READ is outstanding.
+//! A READ has the PSNs of its responses, and one request for all of them: the cursor goes behind what was asked for.
+//! Replay asks from the cursor to the same end. `max_inflight` does not hold it, the PSN window does; one of more PSNs
+//! than that ([`WINDOW`]) is asked for but for its last, and for that when all before it is answered. A new READ needs a
+//! free entry of the read list (`max_rd_atomic`) and writes its SGEs there; a WQE with `fence` waits until no READ is
+//! outstanding.
 //! An atomic is a READ of 8 bytes in all of that, with its operands in the request (`contract::AtomicOperands`); it has
 //! exactly one SGE.
 //!
@@ -40,8 +41,8 @@
 //! before a full `data` hold the stage.
 //!
 //! `tx.halt` stops new WQEs; replay of those before the bad one goes on, so that they can complete.
-//! AckReq: last packet of a message, every 16th without, and the packet that closes the window: without it a
-//! window smaller than a message would wait for the timeout.
+//! AckReq: last packet of a message, every 16th without, and the packet that closes the window (`max_inflight`): without
+//! it a window smaller than a message would wait for the timeout.
 //! Replay never assigns PSNs. A cursor outside of its WQE (a triple that acknowledge is still moving) sends nothing.
 //! A turn in SQD, when all that had begun is retired, tells of it, once for each time the driver asked (`drain`).
 //! READ responses move no PSN of the requester. First, Last and Only carry AETH with the MSN behind their READ; what
@@ -59,7 +60,7 @@ use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
 use crate::qp::{
     Executed, INDEX, Initialise, Outcome, OwedRead, PSN, Placed, READS, RING, Record, Requester, StateShape,
-    StateWrite, Tx, owed_address, psn_before, read_cut,
+    StateWrite, Tx, owed_address, psn_before,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::ring::{AtomicOperandsBits, SendWqeBits, SgeBits};
@@ -302,14 +303,14 @@ impl Module for Segment {
         let packets = computed("packets_less_one", packets_now);
         let offset = computed("offset", position_now.extend(32) << shift);
         let mtu = computed("path_mtu", lit(13, 1) << shift);
-        // a READ: the last packet that the request asks for, and its distance from the oldest unanswered PSN
+        // a READ: the last packet that the request asks for; its first one's distance from the oldest unanswered PSN
         let is_local = wqe.opcode.eq(WrOpcode::LocalInv as u64).named("is_local");
         let with_inv = wqe.opcode.eq(WrOpcode::SendWithInv as u64).named("with_inv");
         let is_read = wqe.opcode.bit(2) & !is_local;
         let is_atomic = (is_read & wqe.opcode.bits(0, 2).any()).named("is_atomic");
         let adds = wqe.opcode.eq(WrOpcode::AtomicFetchAndAdd as u64);
-        let cut = position_now | read_cut(rights.max_inflight);
-        let asks_to = computed("asks_to", mux(cut.lt(packets_now), cut, packets_now));
+        let last_alone = packets_now.eq(WINDOW) & position_now.ne(packets_now);
+        let asks_to = computed("asks_to", packets_now - last_alone.extend(PSN));
         let first_ahead = computed("first_ahead", first_now - requester.una_psn);
 
         let faulted = requester.fault & !(tx.cursor_wqe - requester.fault_wqe).msb();
@@ -341,7 +342,6 @@ impl Module for Segment {
         let in_flight = (psn_now - requester.una_psn).named("in_flight");
         let open = computed("open", in_flight.lt(limit));
         let closing = computed("closing", in_flight.ge(limit - 1));
-        let limit = computed("limit", limit);
         let answered = computed("answered", in_flight.none());
         let reads = tx.rd_next - requester.rd_retired;
         let may_read = computed("may_read", reads.lt(rights.max_rd_atomic.extend(READS)));
@@ -377,7 +377,7 @@ impl Module for Segment {
         let end = mux(is_read, asks_to, position).named("request_end");
         let is_last = end.eq(packets);
         let read_fits =
-            (asks_to + first_ahead).lt(limit) & (position.none() | answered) & (!fresh | may_read);
+            (asks_to + first_ahead).lt(WINDOW) & (position.none() | answered) & (!fresh | may_read);
         let inside = position.le(packets);
         let is_fence = !initialising & work.fence;
         let turn = !initialising & !work.fence;
@@ -396,14 +396,14 @@ impl Module for Segment {
         let tells = turn & drained & event.ready;
         let could_invalidate = sendable & !bad & fresh & is_local & settled;
         let does_invalidate = could_invalidate & io.local.ready;
+        let fits = mux(is_read, read_fits, open);
         let could_send = sendable
             & !bad
             & !is_local
-            & open
+            & fits
             & inside
             & (!fresh | record_free)
-            & !fenced
-            & (!is_read | read_fits);
+            & !fenced;
         let replies_first = (could_reply & !(could_send & tx.res_turn)).named("replies_first");
         let does_send = could_send & !replies_first & data.ready;
         let does_reply = replies_first & data.ready;
@@ -427,7 +427,8 @@ impl Module for Segment {
         let more_reads = (tx.res_cursor + 1).ne(placed.res_head);
         io.done.data.again.set(any_of(&[
             does_jump,
-            does_send & !ends_queue & !closing,
+            // a READ may follow the packet that closes the window
+            does_send & !ends_queue,
             could_send & !does_send,
             could_invalidate & !does_invalidate,
             drained & !tells,

@@ -557,6 +557,9 @@ fn addresses(card: usize) -> Options {
     let mut neighbours = StaticNeighbours::default();
     let ipv4 = neighbours.0[card].0;
     neighbours.0.extend([of(1), of(2)]);
+    // link-local addresses say their MAC address
+    let link_local = [of(1), of(2)].map(|(_, mac)| (Gid::link_local(mac), mac));
+    neighbours.0.extend(link_local);
     let (ipv6, _) = of(card as u8 + 1);
     let row = |gid, vlan| GidEntry { gid, vlan };
     let further = vec![row(ipv6, None), row(ipv6, Some(5)), row(ipv4, Some(0))];

@@ -36,6 +36,7 @@ use rand_chacha::{
 };
 use std::{
     collections::BTreeMap,
+    net::Ipv6Addr,
     ops::Range,
     path::PathBuf,
     ptr::NonNull,
@@ -120,7 +121,8 @@ pub fn two_cards(name: &str) -> Story {
 
 /// Card 0 at side A, a plain-Rust endpoint at side B.
 pub fn card_and_peer(name: &str, seed: u64) -> Story {
-    let peer = peer::Endpoint::new(0x0200_0000_000b, [10, 0, 0, 2].into());
+    let mut peer = peer::Endpoint::new(0x0200_0000_000b, [10, 0, 0, 2].into());
+    peer.add_ip(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into());
     Story::begin(name, RoomConfig::example(1, seed), Some(peer))
 }
 

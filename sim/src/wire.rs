@@ -339,21 +339,17 @@ pub struct Wire {
 impl Wire {
     /// A wire, empty.
     pub fn new(config: &Config) -> Self {
-        let lane = |side: Side| {
-            let mut random = ChaCha8Rng::seed_from_u64(config.seed);
-            random.set_stream(side.index() as u64);
-            Lane {
-                random,
-                faults: config.faults[side.index()],
-                rules: Vec::new(),
-                due: BinaryHeap::new(),
-                aside: Vec::new(),
-                held: Vec::new(),
-                counters: Counters::default(),
-                order: 0,
-                last_turn: 0,
-                free: 0,
-            }
+        let lane = |side: Side| Lane {
+            random: random(config.seed, side),
+            faults: config.faults[side.index()],
+            rules: Vec::new(),
+            due: BinaryHeap::new(),
+            aside: Vec::new(),
+            held: Vec::new(),
+            counters: Counters::default(),
+            order: 0,
+            last_turn: 0,
+            free: 0,
         };
         Self { delay: config.delay, rate: config.rate, lanes: Side::BOTH.map(lane) }
     }
@@ -376,6 +372,13 @@ impl Wire {
     /// Replaces the random faults of a direction from the next frame on.
     pub fn set_faults(&mut self, from: Side, faults: Faults) {
         self.lane(from).faults = faults;
+    }
+
+    /// Draws from this seed from the next frame on.
+    pub fn reseed(&mut self, seed: u64) {
+        for side in Side::BOTH {
+            self.lane(side).random = random(seed, side);
+        }
     }
 
     /// A frame enters. Gives the fault that shows at the sender's end: it was dropped.
@@ -552,6 +555,13 @@ impl Lane {
         self.counters.delivered_bytes += length;
         Some(delivery)
     }
+}
+
+/// The randomness of a direction.
+fn random(seed: u64, from: Side) -> ChaCha8Rng {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(from.index() as u64);
+    random
 }
 
 /// A draw as a number from 0 (included) to 1 (excluded).

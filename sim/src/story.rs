@@ -129,15 +129,15 @@ pub fn card_and_peer(name: &str, seed: u64) -> Story {
 impl Story {
     /// A story in a room of one's own.
     pub fn begin(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>) -> Self {
-        Self::with_traces(name, config, peer, true)
+        Self::open(name, config, peer, true)
     }
 
-    /// One or two cards, for long stories: no capture, no TLP log, and packets are not remembered.
-    pub fn untraced(name: &str, cards: usize) -> Self {
-        Self::with_traces(name, RoomConfig::example(cards, seed()), None, false)
+    /// A story too long to be written down: no capture, no logs, and no packet is remembered.
+    pub fn unrecorded(name: &str, config: RoomConfig) -> Self {
+        Self::open(name, config, None, false)
     }
 
-    fn with_traces(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>, traced: bool) -> Self {
+    fn open(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>, recorded: bool) -> Self {
         let seed = config.seed;
         let cards = config.cards.len();
         let mut room = Room::new(&model(), config).unwrap_or_else(|error| panic!("{error}"));
@@ -145,14 +145,12 @@ impl Story {
             room.attach_peer(peer);
         }
         let prepare = |room: &mut Room| {
-            if traced {
+            if recorded {
                 room.capture(&folder().join(format!("{name}.pcapng")))?;
                 room.remember_frames();
             }
-            for card in 0..cards {
-                if traced {
-                    room.log_tlps(card, &folder().join(format!("{name}.card{card}.csv")))?;
-                }
+            for card in (0..cards).filter(|_| recorded) {
+                room.log_tlps(card, &folder().join(format!("{name}.card{card}.csv")))?;
                 if waves() {
                     room.trace(card, &folder().join(format!("{name}.card{card}.fst")))?;
                 }

@@ -15,7 +15,8 @@ use host::{Access, AsyncEvent, Error, RecvWr, SendWr, WcStatus};
 use pcie_sim::{Event, InjectedFault as Fault, Injection, Piece, Select, Time};
 use sim::{
     backend::lock,
-    story::{End, MS, Story, US, two_cards},
+    room::RoomConfig,
+    story::{End, MS, Story, US, seed, two_cards},
 };
 use std::{collections::BTreeSet, ops::Range, time::Duration};
 
@@ -132,7 +133,7 @@ fn ways() -> Vec<Bad> {
 
 #[test]
 fn a_hostile_completer_costs_the_qp_that_it_hits_and_nobody_else() {
-    let mut story = Story::untraced("a_hostile_completer", 2);
+    let mut story = Story::unrecorded("a_hostile_completer", RoomConfig::example(2, seed()));
     story.hosts_are_impatient();
     let crowd = Crowd::start(&mut story);
     let mut worst = 0;
@@ -186,7 +187,7 @@ fn a_hostile_completer_costs_the_qp_that_it_hits_and_nobody_else() {
 
 #[test]
 fn bad_answers_to_any_read_of_both_cards_at_once_leave_cards_that_work() {
-    let mut story = Story::untraced("bad_answers_to_any_read", 2);
+    let mut story = Story::unrecorded("bad_answers_to_any_read", RoomConfig::example(2, seed()));
     story.hosts_are_impatient();
     let crowd = Crowd::start(&mut story);
     let (mut worst, mut failed, mut good) = (0, 0, 0);

@@ -10,7 +10,8 @@ use host::{Access, Completion, Error, QpInit, RecvWr, SendWr, WcStatus};
 use library::{Library, START, kind, payload, syndrome};
 use sim::{
     backend::{lock, pass},
-    story::{self, A, B, End, MS, PATIENCE, Story, US, two_cards},
+    room::RoomConfig,
+    story::{self, A, B, End, MS, PATIENCE, Story, US, seed, two_cards},
     wire::{Action, Delay},
 };
 use std::time::Duration;
@@ -728,7 +729,7 @@ fn a_cq_that_holds_an_entry_when_it_is_armed_tells_at_once() {
 #[test]
 fn ten_thousand_events_of_seven_channels_are_all_told_while_masks_come_and_go() {
     let events: u64 = std::env::var("VERBENA_EVENTS").map_or(10_000, |text| text.parse().expect("a number"));
-    let mut story = Story::untraced("ten thousand events", 2);
+    let mut story = Story::unrecorded("ten thousand events", RoomConfig::example(2, seed()));
     let (a, b) = (story.start(0), story.start(1));
     let mut lanes = vec![];
     for _ in 0..7 {

@@ -165,29 +165,6 @@ fn moves(story: &mut Story, a: &End, b: &End, from: usize, to: usize, length: us
 }
 
 #[test]
-fn every_short_length_arrives() {
-    let mut story = two_cards("every_short_length_arrives");
-    let (a, b) = story.connected();
-    for length in 0..=72 {
-        moves(&mut story, &a, &b, 64, 64, length);
-    }
-    story.no_other_events();
-}
-
-#[test]
-fn every_alignment_of_both_ends_arrives() {
-    let mut story = two_cards("every_alignment_of_both_ends_arrives");
-    let (a, b) = story.connected();
-    for from in 0..8 {
-        for to in 0..8 {
-            let length = 1 + story.below(200) as usize;
-            moves(&mut story, &a, &b, 64 + from, 64 + to, length);
-        }
-    }
-    story.no_other_events();
-}
-
-#[test]
 fn both_sides_of_every_packet_boundary_arrive() {
     let mut story = two_cards("both_sides_of_every_packet_boundary_arrive");
     let (a, b) = story.connected();

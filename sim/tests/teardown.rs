@@ -16,7 +16,8 @@ use library::{Library, THEM};
 use pcie_sim::{Event, config::Enumeration};
 use sim::{
     backend::lock,
-    story::{B, Host, MS, Story, US, usual},
+    room::RoomConfig,
+    story::{B, Host, MS, Story, US, seed, usual},
 };
 
 /// Bytes of memory of each end under traffic.
@@ -123,7 +124,7 @@ struct Stage {
 
 impl Stage {
     fn open(name: &'static str) -> Stage {
-        let mut story = Story::untraced(name, 2);
+        let mut story = Story::unrecorded(name, RoomConfig::example(2, seed()));
         story.hosts_are_impatient();
         let sides = vec![Side::start(&mut story, 0), Side::start(&mut story, 1)];
         join(&mut story, &sides, |side| &side.bystander);

@@ -19,7 +19,8 @@ use host::{Access, Context, Cq, Mr, Pd, Qp, QpInit, SendWr};
 use sim::{
     backend::{lock, pass},
     function::Mapping,
-    story::{MS, Story, usual},
+    room::RoomConfig,
+    story::{MS, Story, seed, usual},
 };
 
 /// Posted writes that the card's core can hold.
@@ -251,7 +252,7 @@ fn works(
 
 #[test]
 fn a_hostile_user_leaves_the_other_its_data_and_half_of_its_throughput() {
-    let mut story = Story::untraced("two tenants", 2);
+    let mut story = Story::unrecorded("two tenants", RoomConfig::example(2, seed()));
     let crowd = Crowd::start(&mut story);
     let pairs = crowd.pairs(&mut story, 3);
     let rounds = std::env::var("VERBENA_ROUNDS").map_or(4, |text| text.parse().expect("a number"));

@@ -10,7 +10,7 @@ use peer::Packet;
 use sim::{
     backend::lock,
     room::RoomConfig,
-    story::{A, B, End, Story, usual},
+    story::{A, B, End, Story, seed, usual},
 };
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -36,7 +36,7 @@ impl Library {
 
     /// One that leaves no traces.
     pub fn quietly(name: &str) -> Library {
-        Self::of(Story::untraced(name, 1), 4)
+        Self::of(Story::unrecorded(name, RoomConfig::example(1, seed())), 4)
     }
 
     fn of(mut story: Story, depth: u8) -> Library {

@@ -158,9 +158,10 @@ fn more_reads_than_may_be_outstanding_and_longer_than_the_window_all_arrive() {
     let mut story = two_cards("more_reads_than_may_be_outstanding_and_longer_than_the_window_all_arrive");
     let (a, b) = story.connected();
     let bytes = fill(&mut story, &b, 0, 400_000);
-    // 391 PSNs where the window has 128
+    // 391 PSNs where 128 may be in flight: one request all the same
     a.read(1, 500_000, 400_000, &b.memory, 0);
     story.completes(&a, 1);
+    assert_eq!(story.packets().iter().filter(|seen| seen.from == A).count(), 1);
     story.memory_matches(&a.memory, 500_000, &bytes);
     for i in 0..40u64 {
         let at = 2500 * i as usize;

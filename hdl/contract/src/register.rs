@@ -117,7 +117,7 @@ registers! {
     DOORBELL_STRIDE doorbell_stride 0x0034 32 [1] Ro Reset::Config, "csr";
     /// Number of doorbell pages.
     DOORBELL_PAGES doorbell_pages 0x0038 32 [1] Ro Reset::Config, "csr";
-    /// Most SGEs of a WQE.
+    /// Most SGEs of a receive WQE and of a READ.
     MAX_SGE max_sge 0x003c 32 [1] Ro Reset::Config, "csr";
     /// Most inline bytes of a send WQE.
     MAX_INLINE max_inline 0x0040 32 [1] Ro Reset::Config, "csr";
@@ -131,6 +131,8 @@ registers! {
     READ_COUNT read_count 0x0050 32 [1] Ro Reset::Config, "csr";
     /// READs and atomics of peers that the card can keep, over all QPs; the driver hands them out.
     RESPONSE_COUNT response_count 0x0054 32 [1] Ro Reset::Config, "csr";
+    /// Most SGEs of a SEND or WRITE.
+    MAX_SEND_SGE max_send_sge 0x0058 32 [1] Ro Reset::Config, "csr";
     /// IOVA of the command ring, aligned to 4096.
     COMMAND_BASE command_base 0x0100 64 [1] Rw Reset::Value(0), "command";
     /// IOVA of the response ring, aligned to 4096.

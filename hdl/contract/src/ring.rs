@@ -29,7 +29,7 @@ layout! {
         solicited: bool[1];
         /// Waits until all earlier READs and atomics are complete.
         fence: bool[1];
-        /// The data itself follows instead of SGEs.
+        /// The data itself follows instead of SGEs, which are not counted then: SEND and WRITE.
         inline: bool[1] reserved 4;
         /// Number of SGEs that follow.
         num_sge: u8[8] reserved 8;
@@ -126,8 +126,12 @@ codes! {
 pub const SEND_STRIDE_MIN_LOG: u32 = 6;
 /// Send WQE strides are at most 2^this: 512 bytes.
 pub const SEND_STRIDE_MAX_LOG: u32 = 9;
-/// Most bytes of a send WQE that this version fetches: head and six SGEs.
-pub const SEND_FETCH_BYTES: usize = 128;
+/// Most bytes of a send WQE that this version fetches: head and SGEs.
+pub const SEND_FETCH_BYTES: u32 = 32 + 16 * MAX_SEND_SGE;
+/// Most SGEs of a SEND or WRITE, in a stride that holds them.
+pub const MAX_SEND_SGE: u32 = 16;
+/// Most inline bytes of a send WQE; fewer if its stride is less than 256. They fit one packet at every path MTU.
+pub const MAX_INLINE: u32 = 220;
 /// Most entries of a queue, as a power of two.
 pub const MAX_LOG_DEPTH: u32 = 15;
 

@@ -2,6 +2,7 @@
 //!
 //! Requirements: LINE PCIE
 
+use contract::ring::{MAX_INLINE, MAX_SEND_SGE, SEND_FETCH_BYTES};
 use hdl::index_width;
 
 /// Sizes and features of a card. Powers of two where said; checked by [`Config::validate`].
@@ -42,9 +43,9 @@ pub struct Config {
     /// Receive WQEs of each QP held on chip (power of two). A SEND whose WQE is not here waits one PCIe read: this many
     /// messages per read latency is what one QP can receive.
     pub receive_slots: u32,
-    /// Bytes of a send WQE that are fetched: header and the SGEs that fit.
+    /// Bytes that a send WQE has on chip: head, and SGEs or inline data.
     pub wqe_bytes: u32,
-    /// SGEs per WQE that the card works on without a miss.
+    /// SGEs of a receive WQE or READ, and of a send WQE those that segment sees at once.
     pub sges: u32,
     /// Bytes of the packet buffer (power of two).
     pub packet_buffer_bytes: u32,
@@ -85,7 +86,7 @@ impl Config {
             responses: 256,
             wqe_slots: 4,
             receive_slots: 16,
-            wqe_bytes: 128,
+            wqe_bytes: 512,
             sges: 4,
             packet_buffer_bytes: 32768,
             packet_slots: 64,
@@ -166,6 +167,15 @@ impl Config {
     pub fn lane_bits(&self) -> u32 {
         index_width(self.data_bytes)
     }
+    /// Bytes of a send WQE that segment sees at once: head and the first SGEs, or the first inline data.
+    pub fn item_bytes(&self) -> u32 {
+        self.wqe_bytes / 4
+    }
+    /// Words of inline data or of further SGEs of one WQE, at most: words of the WQE, from the one in which they begin.
+    pub fn inline_words(&self) -> u32 {
+        let further = 16 * (MAX_SEND_SGE - self.sges);
+        (32 % self.data_bytes + MAX_INLINE.max(further)).div_ceil(self.data_bytes)
+    }
     /// Refuses sizes that the RTL cannot be.
     ///
     /// # Errors
@@ -214,10 +224,18 @@ impl Config {
                 self.name, self.completion_timeout_ticks
             ));
         }
-        if 32 + 16 * self.sges > self.wqe_bytes {
+        if self.wqe_bytes != SEND_FETCH_BYTES.next_power_of_two() {
             return Err(format!(
-                "config `{}`: {} SGEs do not fit {} bytes",
-                self.name, self.sges, self.wqe_bytes
+                "config `{}`: wqe_bytes = {} must hold {SEND_FETCH_BYTES}",
+                self.name, self.wqe_bytes
+            ));
+        }
+        if 32 + 16 * self.sges > self.item_bytes() || !self.sges.is_multiple_of(4) {
+            return Err(format!(
+                "config `{}`: {} SGEs must fit {} bytes and be a multiple of 4",
+                self.name,
+                self.sges,
+                self.item_bytes()
             ));
         }
         Ok(())

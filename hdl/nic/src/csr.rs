@@ -128,6 +128,7 @@ impl Csr {
                 r::feature::RC
                     | r::feature::READ
                     | r::feature::ATOMIC
+                    | r::feature::INLINE
                     | r::feature::IPV6
                     | r::feature::INVALIDATE
                     | r::feature::MODERATION,
@@ -143,7 +144,8 @@ impl Csr {
             (r::DOORBELL_STRIDE, 1 << c.log_doorbell_stride),
             (r::DOORBELL_PAGES, c.pages),
             (r::MAX_SGE, c.sges),
-            (r::MAX_INLINE, 0),
+            (r::MAX_INLINE, contract::ring::MAX_INLINE),
+            (r::MAX_SEND_SGE, contract::ring::MAX_SEND_SGE),
             (r::RECORD_COUNT, c.records),
             (r::MAX_MESSAGE, 31),
             (r::READ_TAGS, c.read_tags),

@@ -114,8 +114,8 @@ pub struct WorkItem {
     /// Producer of the send queue.
     #[shape(INDEX)]
     pub producer: Sig,
-    /// `contract::SendWqe` and its SGEs, byte 0 lowest.
-    #[shape(c.wqe_bytes * 8)]
+    /// `contract::SendWqe` and its SGEs, or the first of its inline data; byte 0 lowest.
+    #[shape(c.item_bytes() * 8)]
     pub wqe: Sig,
 }
 
@@ -139,6 +139,23 @@ pub struct Segment {
     pub responds: Sig,
     /// Of a READ that was answered whole before: if it cannot be answered now, nothing happens.
     pub again: Sig,
+    /// The payload comes by segment's `words`, as words of its WQE: no SGE holds.
+    pub inline: Sig,
+    /// So many further SGEs come in the same way.
+    #[shape(5)]
+    pub more: Sig,
+}
+
+/// A word of inline data for the transmit buffer.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct InlineWord {
+    /// Word of the transmit buffer.
+    #[shape(c.transmit_address_bits() - c.lane_bits())]
+    pub word: Sig,
+    /// All of its bytes.
+    #[shape(c.data_bits())]
+    pub data: Sig,
 }
 
 /// A local invalidate whose turn has come: all before it of its send queue is retired, nothing behind it has begun. So
@@ -594,8 +611,8 @@ pub enum ReadClient {
 
 /// Bits of a [`ReadClient`].
 pub const CLIENT: u32 = 3;
-/// Bits of a byte address in a client's memory (64 KiB at most).
-pub const READ_ADDRESS: u32 = 16;
+/// Bits of a byte address in a client's memory (128 KiB at most).
+pub const READ_ADDRESS: u32 = 17;
 /// Bits of a client's own name for a read.
 pub const READ_ID: u32 = 10;
 

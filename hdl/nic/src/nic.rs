@@ -301,8 +301,12 @@ impl Nic {
         command.fence_transmit.ready.set(schedule.fence_ready);
         fetch.turn.take(&schedule.turn);
         segment.work.take(&fetch.work);
+        fetch.inline_index.set(segment.inline_index);
+        segment.inline_word.set(fetch.inline_word);
         segment.gone.set(gather.gone);
         gather.segment.take(&segment.data);
+        gather.words.take(&segment.words);
+        transmit_buffer.inline.take(&gather.fill);
         packetise.data.take(&gather.slot);
         packetise.control.take(&segment.control);
         gather.sent.set(packetise.sent);

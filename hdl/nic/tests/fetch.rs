@@ -96,7 +96,7 @@ impl Bench {
                 id: s.peek("request_id"),
             };
             assert!(self.pending.iter().all(|p| p.id != r.id), "two reads pending into slot {:#x}", r.id);
-            assert_eq!(r.address, r.id * 128);
+            assert_eq!(r.address, r.id * 512);
             self.pending.push(r.clone());
             self.reads.push(r);
             assert!(self.pending.len() <= OUTSTANDING as usize);
@@ -186,10 +186,11 @@ impl Bench {
 
     fn want(&self, q: usize, index: u64) -> Read {
         let id = q as u64 * SLOTS + index % SLOTS;
-        let length = 1u64 << self.queues[q].sq_log_stride.min(7);
-        Read { iova: self.iova(q, index), length, address: id * 128, id }
+        let length = [64, 128, 256, 288][self.queues[q].sq_log_stride as usize - 6];
+        Read { iova: self.iova(q, index), length, address: id * 512, id }
     }
 
+    /// What an item carries of a WQE.
     fn bytes(&self, q: usize, index: u64) -> Vec<u8> {
         (0..128).map(|b| host(self.iova(q, index) + b)).collect()
     }
@@ -243,6 +244,39 @@ fn a_hit_carries_the_wqe_and_each_step_reads_one_more() {
 }
 
 #[test]
+fn every_word_of_a_wqe_can_be_had_while_its_item_stands_whatever_arrives_meanwhile() {
+    let mut b = Bench::new();
+    for (q, log) in [(3, 9), (60, 8)] {
+        b.queues[q].sq_log_stride = log;
+        b.post[q] = 8;
+        b.turn(q);
+        b.deliver_all();
+    }
+    for index in 0..8 {
+        for q in [3, 60] {
+            b.tx[q].cursor_wqe = index;
+            b.s.poke("work_ready", 0);
+            b.start_turn(q, false);
+            b.settle();
+            // what is read ahead comes in, and the turn of another QP waits behind this one
+            b.deliver_all();
+            b.start_turn(63 - q, false);
+            for word in [31, 0, 16, 15, 4, 30, if q == 3 { 35 } else { 31 }, 12] {
+                b.s.poke("inline_index", word);
+                b.clock();
+                let eight: Vec<u8> = (0..8).map(|i| host(b.iova(q, index) + word * 8 + i)).collect();
+                let want = u64::from_le_bytes(eight.try_into().unwrap());
+                assert_eq!(b.s.peek("inline_word"), want, "QP {q}, WQE {index}, word {word}");
+            }
+            b.s.poke("work_ready", 1);
+            b.settle();
+            let item = &b.items[b.items.len() - 2];
+            assert_eq!((item.qp, item.present), (q as u64, true));
+        }
+    }
+}
+
+#[test]
 fn each_stride_has_its_addresses_and_lengths() {
     for log in 6..=9u8 {
         let mut b = Bench::new();
@@ -254,7 +288,7 @@ fn each_stride_has_its_addresses_and_lengths() {
         assert_eq!(reads, [b.want(1, 6), b.want(1, 7), b.want(1, 8)]);
         assert_eq!(reads[0].iova, b.queues[1].sq_base + (2 << log));
         assert_eq!(reads[2].iova, b.queues[1].sq_base, "the ring wraps");
-        assert_eq!(reads[0].length, [64, 128, 128, 128][log as usize - 6]);
+        assert_eq!(reads[0].length, [64, 128, 256, 288][log as usize - 6]);
     }
     // the deepest ring
     let mut b = Bench::new();

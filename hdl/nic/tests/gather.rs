@@ -22,6 +22,8 @@ struct Pair(Config);
 struct PairIo {
     #[sink(c.0.clone())]
     segment: Stream<Segment>,
+    #[sink(c.0.data_bits())]
+    words: Stream<Sig>,
     #[output(c.0.qp_bits())]
     read_qp: Sig,
     #[input(256)]
@@ -67,6 +69,8 @@ impl Module for Pair {
         let g = instance("gather", &Gather(self.0.clone()));
         let b = instance("buffer", &TransmitBuffer(self.0.clone()));
         g.segment.take(&io.segment);
+        g.words.take(&io.words);
+        b.inline.take(&g.fill);
         io.read_qp.set(g.read_qp);
         g.rights_word.set(io.rights_word);
         io.read_mr.set(g.read_mr);
@@ -121,6 +125,8 @@ struct Packet {
     sges: Vec<Sge>,
     responds: bool,
     again: bool,
+    /// The payload itself.
+    inline: Option<Vec<u8>>,
 }
 
 impl Packet {
@@ -135,7 +141,13 @@ impl Packet {
             sges: sges.to_vec(),
             responds: false,
             again: false,
+            inline: None,
         }
+    }
+
+    fn inline(psn: u64, length: u64) -> Packet {
+        let bytes = (0..length).map(|i| host(psn * 1000 + i)).collect();
+        Packet { inline: Some(bytes), ..Packet::new(psn, length, &[]) }
     }
 }
 
@@ -151,6 +163,8 @@ struct Bench {
     gone: u64,
     rejects: Vec<u64>,
     queue: VecDeque<Option<Packet>>,
+    /// Words of inline data on their way to gather.
+    words: VecDeque<u64>,
     clocks: u64,
     taken: Vec<u64>,
 }
@@ -194,6 +208,7 @@ impl Bench {
             gone: 0,
             rejects: vec![],
             queue: VecDeque::new(),
+            words: VecDeque::new(),
             clocks: 0,
             taken: vec![],
         }
@@ -209,8 +224,31 @@ impl Bench {
         }
     }
 
+    /// Gives gather a packet, behind its inline data or further SGEs; what is behind data in its last word is anything.
+    fn push(&mut self, p: &Packet) {
+        if p.length > 0 {
+            for sge in p.sges.iter().skip(4) {
+                let halves = sge
+                    .pack()
+                    .chunks(8)
+                    .map(|h| u64::from_le_bytes(h.try_into().unwrap()))
+                    .collect::<Vec<_>>();
+                self.words.extend(halves);
+            }
+        }
+        for word in p.inline.iter().flat_map(|bytes| bytes.chunks(8)) {
+            let mut eight = [0xee; 8];
+            eight[..word.len()].copy_from_slice(word);
+            self.words.push_back(u64::from_le_bytes(eight));
+        }
+        self.queue.push_back(Some(p.clone()));
+    }
+
     /// The bytes of a packet, by walking the list a byte at a time.
     fn payload(&self, p: &Packet) -> Vec<u8> {
+        if let Some(bytes) = &p.inline {
+            return bytes.clone();
+        }
         let message = p.sges.iter().filter(|g| g.length > 0).flat_map(|g| {
             let m = &self.mrs[(g.lkey >> 8) as usize];
             let iova = m.iova.wrapping_add(g.addr.wrapping_sub(m.va));
@@ -236,6 +274,8 @@ impl Bench {
                 ("offset", p.offset),
                 ("responds", u64::from(p.responds)),
                 ("again", u64::from(p.again)),
+                ("inline", u64::from(p.inline.is_some())),
+                ("more", p.sges.len().saturating_sub(4) as u64),
             ] {
                 s.poke(&format!("segment_{f}"), v);
             }
@@ -243,6 +283,9 @@ impl Bench {
             bytes.resize(64, 0);
             s.poke_bits("segment_sges", &Bits::from_bytes(512, &bytes));
         }
+        s.poke("words_valid", u64::from(!self.words.is_empty()));
+        s.poke("words", self.words.front().copied().unwrap_or(0x5555_5555_5555_5555));
+        let word_moves = s.peek("words_ready") == 1 && !self.words.is_empty();
         let moves = s.peek("segment_ready") == 1 && !self.queue.is_empty();
         if s.peek("request_valid") == 1 && s.peek("request_ready") == 1 {
             self.reads.push(Read {
@@ -273,6 +316,9 @@ impl Bench {
         s.poke("read_done_valid", 0);
         s.poke("read_data_valid", 0);
         s.poke("sent", 0);
+        if word_moves {
+            self.words.pop_front();
+        }
         if moves {
             self.queue.pop_front();
             self.taken.push(self.clocks);
@@ -281,7 +327,7 @@ impl Bench {
     }
 
     fn settle(&mut self) {
-        for _ in 0..30 {
+        for _ in 0..60 {
             self.clock();
         }
     }
@@ -344,7 +390,7 @@ impl Bench {
 
     /// Sends one packet alone, in order; its payload as packetise finds it.
     fn one(&mut self, p: &Packet) -> Vec<u8> {
-        self.queue.push_back(Some(p.clone()));
+        self.push(p);
         self.deliver_all();
         let slot = self.slots.pop_front().expect("a complete frame leaves");
         assert_eq!((slot.qp, slot.opcode, slot.psn, slot.length), (p.qp, p.opcode, p.psn, p.length));
@@ -432,6 +478,51 @@ fn one_to_four_sges_are_walked_from_any_offset() {
 }
 
 #[test]
+fn up_to_sixteen_sges_are_walked_from_any_offset() {
+    let mut b = Bench::new();
+    let list: Vec<Sge> = (0..16u64)
+        .map(|i| b.sge([5, 6, 255][i as usize % 3], 100 * i + i, if i % 5 == 3 { 0 } else { 30 + 3 * i }))
+        .collect();
+    let total: u64 = list.iter().map(|g| u64::from(g.length)).sum();
+    for sges in 1..=16 {
+        let held: u64 = list[..sges].iter().map(|g| u64::from(g.length)).sum();
+        for (offset, length) in
+            [(0, held), (0, 1), (held - 1, 1), (held / 2, held - held / 2), (held / 3, 20)]
+        {
+            let length = length.min(held - offset);
+            let p = Packet { offset, ..Packet::new(offset, length, &list[..sges]) };
+            assert_eq!(b.one(&p), b.payload(&p), "{sges} SGEs, offset {offset}, {length} bytes");
+            assert!(b.words.is_empty(), "what the walk does not reach is taken too");
+        }
+    }
+    assert!(b.faults.is_empty() && total > 600);
+    // one byte short, one key wrong, a QP that is gone: the words do not stay
+    let mut bad = list.clone();
+    bad[14].lkey ^= 1;
+    b.push(&Packet::new(1, total + 1, &list));
+    b.push(&Packet::new(2, total, &bad));
+    for _ in 0..5 {
+        b.settle();
+    }
+    b.deliver_all();
+    let statuses: Vec<u64> = b.faults.iter().map(|f| f.2).collect();
+    assert_eq!(statuses, [WcStatus::LocLenErr as u64, WcStatus::LocProtErr as u64]);
+    b.s.poke_bits("rights_word", &rights(false));
+    b.push(&Packet::new(3, total, &list));
+    b.settle();
+    b.settle();
+    assert_eq!(
+        (b.reads.len(), b.words.len(), b.rejects.last()),
+        (0, 0, Some(&(Reject::WrongQpState as u64)))
+    );
+    b.s.poke_bits("rights_word", &rights(true));
+    let p = Packet::new(4, total, &list);
+    assert_eq!(b.one(&p), b.payload(&p));
+    b.settle();
+    assert_eq!(b.s.peek("idle"), 1, "all room came back");
+}
+
+#[test]
 fn a_piece_is_one_read_at_the_iova_of_its_region() {
     let mut b = Bench::new();
     let list = [b.sge(5, 0x21, 30), b.sge(6, 0, 30)];
@@ -443,6 +534,65 @@ fn a_piece_is_one_read_at_the_iova_of_its_region() {
         Read { iova: iova(6, 0), length: 20, address: 26, id: 0 },
     ];
     assert_eq!(b.reads, want);
+}
+
+#[test]
+fn inline_data_of_every_length_arrives_whole_at_either_lane_without_a_key_or_a_read() {
+    let mut b = Bench::new();
+    b.mrs.fill(MrEntry::default());
+    for opcode in [0x04, 0x05, 0x0a, 0x0b] {
+        for length in (0..=40).chain([95, 96, 97, 219, 220]) {
+            let p = Packet { opcode, ..Packet::inline(length, length) };
+            assert_eq!(b.one(&p), b.payload(&p), "opcode {opcode:#x}, {length} bytes");
+            assert!(b.words.is_empty() && b.reads.is_empty());
+        }
+    }
+    assert!(b.faults.is_empty() && b.rejects.is_empty());
+    b.settle();
+    assert_eq!(b.s.peek("idle"), 1);
+}
+
+#[test]
+fn inline_data_and_the_reads_before_it_share_the_buffer_and_lose_nothing() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 1, 200), b.sge(6, 3, 200)];
+    let packets = [
+        Packet::new(1, 400, &list),
+        Packet::inline(2, 220),
+        Packet::inline(3, 9),
+        Packet::new(4, 300, &list),
+    ];
+    packets.iter().for_each(|p| b.push(p));
+    while b.reads.len() < 2 {
+        b.clock();
+    }
+    // data comes in every clock, and inline data in those between two reads
+    b.deliver(1, false);
+    assert!(!b.words.is_empty(), "it has to wait");
+    b.deliver(0, false);
+    b.deliver_all();
+    for p in &packets {
+        let slot = b.slots.pop_front().expect("in order");
+        assert_eq!((slot.psn, b.take(&slot)), (p.psn, b.payload(p)));
+    }
+}
+
+#[test]
+fn inline_data_of_a_qp_that_is_gone_is_thrown_away_with_its_packet() {
+    let mut b = Bench::new();
+    b.s.poke_bits("rights_word", &rights(false));
+    b.push(&Packet::inline(1, 220));
+    b.push(&Packet::inline(2, 0));
+    for _ in 0..3 {
+        b.settle();
+    }
+    assert_eq!((b.words.len(), b.slots.len(), b.faults.len()), (0, 0, 0));
+    assert_eq!(b.rejects, [Reject::WrongQpState as u64; 2]);
+    b.s.poke_bits("rights_word", &rights(true));
+    let p = Packet::inline(3, 77);
+    assert_eq!(b.one(&p), b.payload(&p), "the next finds its own");
+    b.settle();
+    assert_eq!(b.s.peek("idle"), 1, "all room came back");
 }
 
 #[test]
@@ -727,7 +877,7 @@ fn random_packets_through_a_small_world_come_out_whole_and_in_order() {
                         expected.push_back((None, false));
                         continue;
                     }
-                    let mut list: Vec<Sge> = (0..1 + pick.below(4))
+                    let mut list: Vec<Sge> = (0..1 + pick.below([4, 16][pick.clone().below(2) as usize]))
                         .map(|_| {
                             let (mr, at) = ([5, 6, 255][pick.below(3) as usize], pick.below(0x8_0000));
                             let length = if pick.chance(25) { 0 } else { pick.below(2000) };
@@ -743,12 +893,15 @@ fn random_packets_through_a_small_world_come_out_whole_and_in_order() {
                     }
                     n += 1;
                     let opcode = pick.below(12);
-                    let p = Packet { opcode, offset, qp: pick.below(64), ..Packet::new(n, length, &list) };
+                    let mut p =
+                        Packet { opcode, offset, qp: pick.below(64), ..Packet::new(n, length, &list) };
                     if bad {
                         faults.push((p.qp, p.wqe, WcStatus::LocProtErr as u64));
+                    } else if pick.chance(30) {
+                        p = Packet { opcode, qp: p.qp, ..Packet::inline(n, pick.below(221)) };
                     }
                     expected.push_back((Some(p.clone()), bad));
-                    b.queue.push_back(Some(p));
+                    b.push(&p);
                 }
                 3..=6 if !b.reads.is_empty() => {
                     let i = pick.below(b.reads.len() as u64) as usize;
@@ -792,6 +945,22 @@ fn a_packet_costs_four_clocks_and_one_per_sge() {
         b.deliver_all();
         let gaps: Vec<u64> = b.taken.windows(2).map(|w| w[1] - w[0]).collect();
         assert_eq!(gaps, vec![4 + sges; 5], "{sges} SGEs");
+        while let Some(slot) = b.slots.pop_front() {
+            b.take(&slot);
+        }
+    }
+}
+
+#[test]
+fn inline_data_costs_two_clocks_and_one_per_word_of_the_buffer() {
+    let mut b = Bench::new();
+    for (length, words) in [(1, 1), (2, 1), (3, 2), (64, 9), (220, 29)] {
+        b.taken.clear();
+        // its first byte at lane 6
+        (0..6).for_each(|i| b.push(&Packet::inline(i, length)));
+        (0..8).for_each(|_| b.settle());
+        let gaps: Vec<u64> = b.taken.windows(2).map(|w| w[1] - w[0]).collect();
+        assert_eq!(gaps, vec![2 + words; 5], "{length} bytes");
         while let Some(slot) = b.slots.pop_front() {
             b.take(&slot);
         }

@@ -350,6 +350,9 @@ impl Module for Front {
         }
         fetch.turn.take(&schedule.turn);
         segment.work.take(&fetch.work);
+        fetch.inline_index.set(segment.inline_index);
+        segment.inline_word.set(fetch.inline_word);
+        segment.words.ready.set(1);
         io.request.take(&fetch.request);
         fetch.read_data.assign(&io.read_data);
         fetch.read_done.assign(&io.read_done);

@@ -32,6 +32,10 @@ struct Packet {
     responds: bool,
     again: bool,
     imm: u64,
+    inline: bool,
+    more: u64,
+    /// Inline data or further SGEs that came with it.
+    words: Vec<u64>,
     /// Address, length and key of the first SGE.
     sge: (u64, u64, u64),
     va: u64,
@@ -55,8 +59,11 @@ struct Bench {
     held: bool,
     lists: Vec<(u64, Bits)>,
     wqes: Vec<BTreeMap<u16, (SendWqe, bool)>>,
+    /// QP and WQE of the present item.
+    offered: (usize, u64),
     producer: Vec<u16>,
     packets: Vec<Packet>,
+    words: Vec<u64>,
     responses: Vec<Packet>,
     kicks: Vec<u64>,
     faults: Vec<(u64, u64, u64)>,
@@ -108,8 +115,10 @@ impl Bench {
             held: false,
             lists: vec![],
             wqes: vec![BTreeMap::new(); n],
+            offered: (0, 0),
             producer: vec![0; n],
             packets: vec![],
+            words: vec![],
             responses: vec![],
             kicks: vec![],
             faults: vec![],
@@ -156,7 +165,11 @@ impl Bench {
     fn clock(&mut self) {
         let s = &mut self.s;
         s.poke("data_ready", u64::from(self.data_ready));
+        s.poke("words_ready", u64::from(self.data_ready));
         s.poke("control_ready", u64::from(self.control_ready));
+        if s.peek("words_valid") == 1 && self.data_ready {
+            self.words.push(s.peek("words"));
+        }
         let leaves = u64::from(self.inside > 0 && !self.held);
         self.inside -= leaves;
         s.poke("gone", leaves);
@@ -177,7 +190,8 @@ impl Bench {
             }
             let data = stream == "data";
             self.inside += u64::from(data);
-            let [wqe, offset, responds, again] = ["wqe_index", "offset", "responds", "again"]
+            let [wqe, offset, responds, again, inline, more] =
+                ["wqe_index", "offset", "responds", "again", "inline", "more"]
                 .map(|f| if data { s.peek(&format!("data_{f}")) } else { 0 });
             let sges = if data { s.peek_bits("data_sges") } else { Bits::zero(512) };
             let mut get = |f: &str| s.peek(&format!("{packet}_{f}"));
@@ -202,10 +216,21 @@ impl Bench {
                 responds: responds == 1,
                 again: again == 1,
                 imm: get("imm"),
+                inline: inline == 1,
+                more,
+                words: vec![],
                 sge: (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32)),
                 va: get("va"),
             };
             if data { &mut self.packets } else { &mut self.responses }.push(p);
+        }
+        // words belong to packets in the order of both
+        for p in self.packets.iter_mut().filter(|p| p.words.is_empty() && p.length > 0) {
+            let n = (if p.inline { p.length.div_ceil(8) } else { 2 * p.more }) as usize;
+            if n > self.words.len() {
+                break;
+            }
+            p.words = self.words.drain(..n).collect();
         }
         if s.peek("kick_valid") == 1 {
             self.kicks.push(s.peek("kick_qp"));
@@ -227,7 +252,9 @@ impl Bench {
         let q = s.peek("read_qp") as usize;
         let owed = self.owed.get(&s.peek("owed_address")).copied().unwrap_or_default();
         let outcome = self.outcomes.get(&s.peek("outcome_address")).copied().unwrap_or_default();
+        let word = inline_word(self.offered, s.peek("inline_index"));
         s.clock();
+        s.poke("inline_word", word);
         s.poke_bits("owed_word", &owed.pack());
         s.poke_bits("outcome_word", &outcome.pack());
         s.poke("executed_word", self.executed[q]);
@@ -242,6 +269,7 @@ impl Bench {
     /// What fetch would say of QP `q`.
     fn offer(&mut self, q: usize) {
         let tx = self.tx[q];
+        self.offered = (q, tx.cursor_wqe);
         let (wqe, failed) =
             self.wqes[q].get(&(tx.cursor_wqe as u16)).copied().unwrap_or((SendWqe::default(), false));
         let present =
@@ -358,6 +386,11 @@ impl Bench {
         }
         panic!("initialise was not taken");
     }
+}
+
+/// What fetch's memory holds at a word of a WQE.
+fn inline_word((q, wqe): (usize, u64), word: u64) -> u64 {
+    (q as u64) << 32 | wqe << 8 | word
 }
 
 fn write(length: u64) -> SendWqe {
@@ -530,6 +563,126 @@ fn a_drained_send_queue_is_told_once_for_each_time_it_was_asked_for() {
     b.rights[5].state = QpState::Sqd as u8;
     b.run(5);
     assert_eq!(b.events.len(), 4);
+}
+
+#[test]
+fn inline_data_leaves_as_the_words_of_its_wqe_with_its_packet() {
+    let mut b = Bench::new();
+    b.start_at(5, PSN, 0xfffd);
+    b.rights[5].path_mtu = 1;
+    b.queues[5].sq_log_stride = 8;
+    for length in [0, 1, 8, 9, 64, 96, 97, 219, 220] {
+        for wr in 0..4 {
+            b.packets.clear();
+            let index = b.post(5, SendWqe { opcode: wr, inline: true, num_sge: 0, ..write(length) });
+            let from = b.clocks;
+            b.turn(5);
+            // the first word is there before the decision
+            assert_eq!(b.clocks - from, 4 + length.div_ceil(8).saturating_sub(1), "{length} bytes");
+            b.settle();
+            assert_eq!(seen(&b.packets), cut(wr, length, 256));
+            let want: Vec<u64> =
+                (0..length.div_ceil(8)).map(|i| inline_word((5, index.into()), 4 + i)).collect();
+            assert_eq!((b.packets[0].inline, &b.packets[0].words), (true, &want), "{length} bytes");
+            assert_eq!(b.packets[0].dma_length, length);
+            b.acknowledge_all(5);
+        }
+    }
+    // what is sent again is read again
+    b.packets.clear();
+    let indices = [(); 2].map(|()| b.post(5, SendWqe { inline: true, ..write(20) }));
+    b.run(5);
+    b.requester[5].epoch = 1;
+    b.run(5);
+    let got: Vec<_> = b.packets.iter().map(|p| (p.wqe, p.words[0])).collect();
+    let want = indices.map(|i| (u64::from(i), inline_word((5, i.into()), 4)));
+    assert_eq!(got, [want, want].concat());
+    assert_eq!(b.retransmits, 2);
+}
+
+#[test]
+fn sges_from_the_fifth_on_leave_as_words_with_each_packet() {
+    let mut b = Bench::new();
+    b.start_at(5, 0, 0);
+    b.queues[5].sq_log_stride = 9;
+    for num_sge in [0, 1, 4, 5, 6, 15, 16] {
+        b.packets.clear();
+        let more = u64::from(num_sge).saturating_sub(4);
+        let index = b.post(5, SendWqe { num_sge, ..write(3000) });
+        let from = b.clocks;
+        b.turn(5);
+        assert_eq!(b.clocks - from, 4 + (2 * more).saturating_sub(1), "{num_sge} SGEs");
+        b.run(5);
+        let want: Vec<u64> = (0..2 * more).map(|i| inline_word((5, index.into()), 12 + i)).collect();
+        assert_eq!(b.packets.len(), 3);
+        for p in &b.packets {
+            assert_eq!((p.inline, p.more, &p.words), (false, more, &want), "{num_sge} SGEs");
+        }
+        // nothing is copied for nothing
+        b.packets.clear();
+        b.post(5, SendWqe { num_sge, ..write(0) });
+        b.run(5);
+        assert_eq!((b.packets.len(), b.packets[0].words.len(), b.words.len()), (1, 0, 0));
+        b.acknowledge_all(5);
+    }
+}
+
+#[test]
+fn inline_data_has_room_wherever_its_packet_has() {
+    let mut b = Bench::new();
+    b.start_at(5, 0, 0);
+    b.queues[5].sq_log_stride = 8;
+    for _ in 0..9 {
+        b.post(5, SendWqe { inline: true, ..write(220) });
+    }
+    b.data_ready = false;
+    for _ in 0..20 {
+        b.turn(5);
+    }
+    assert_eq!(b.tx[5].cursor_wqe, 4, "gather takes nothing");
+    b.data_ready = true;
+    for _ in 0..300 {
+        b.clock();
+    }
+    b.run(5);
+    for _ in 0..300 {
+        b.clock();
+    }
+    assert_eq!(b.packets.len(), 9);
+    for (wqe, p) in b.packets.iter().enumerate() {
+        let want: Vec<u64> = (4..32).map(|i| inline_word((5, wqe as u64), i)).collect();
+        assert_eq!(p.words, want);
+    }
+    assert!(b.s.failures().is_empty());
+}
+
+#[test]
+fn inline_data_that_the_stride_or_the_card_cannot_hold_is_a_bad_wqe_and_so_is_that_of_a_read() {
+    let refused = |b: &mut Bench, wqe: SendWqe| {
+        b.start_at(0, 5, 0);
+        b.rights[0].max_rd_atomic = 4;
+        b.post(0, wqe);
+        b.run(0);
+        (b.packets.len(), b.rejects.clone())
+    };
+    for (stride, most) in [(6, 32), (7, 96), (8, 220), (9, 220)] {
+        for (length, good) in [(most, true), (most + 1, false), (most + 256, false), (1 << 31, false)] {
+            let mut b = Bench::new();
+            b.queues[0].sq_log_stride = stride;
+            // SGEs are not counted
+            let wqe = SendWqe { inline: true, num_sge: 255, ..write(length) };
+            let (packets, rejects) = refused(&mut b, wqe);
+            let bad = if good { vec![] } else { vec![Reject::WqeLength as u64] };
+            assert_eq!((packets, rejects), (usize::from(good), bad), "{length} bytes, stride 2^{stride}");
+            if !good {
+                assert_eq!(b.records[&0].status, WcStatus::LocQpOpErr as u64);
+            }
+        }
+    }
+    for opcode in 4..=6 {
+        let (packets, rejects) = refused(&mut Bench::new(), SendWqe { opcode, inline: true, ..write(8) });
+        assert_eq!((packets, rejects), (0, vec![Reject::WqeOpcode as u64]), "opcode {opcode}");
+    }
 }
 
 fn read(length: u64) -> SendWqe {
@@ -1315,10 +1468,10 @@ fn every_kind_of_bad_wqe_is_recorded_and_halts_what_follows() {
         (SendWqe { opcode: 6, ..write(4) }, None, false, Reject::WqeLength),
         (SendWqe { opcode: 5, num_sge: 2, ..write(8) }, None, false, Reject::WqeLength),
         (SendWqe { opcode: 10, ..good }, None, false, Reject::WqeOpcode),
-        (SendWqe { opcode: 7, inline: true, ..good }, None, false, Reject::WqeLength),
+        (SendWqe { opcode: 7, inline: true, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { opcode: 255, ..good }, None, false, Reject::WqeOpcode),
         (SendWqe { inline: true, ..good }, None, false, Reject::WqeLength),
-        (SendWqe { num_sge: 5, ..good }, None, false, Reject::WqeLength),
+        (SendWqe { num_sge: 7, ..good }, None, false, Reject::WqeLength),
         (SendWqe { length: 0x8000_0001, ..good }, None, false, Reject::WqeLength),
         (SendWqe { length: 0xffff_ffff, ..good }, None, false, Reject::WqeLength),
     ];
@@ -1358,14 +1511,19 @@ fn the_largest_message_and_the_most_sges_are_taken() {
     b.run(0);
     assert_eq!(seen(&b.packets), [(0x06, 0, 256)]);
     assert_eq!(b.records[&0].last_psn, 4 + (1 << 23));
-    // a 64-byte stride holds two SGEs
-    for (num_sge, ok) in [(2, true), (3, false)] {
-        let mut b = Bench::new();
-        b.start_at(0, 5, 0);
-        b.queues[0].sq_log_stride = 6;
-        b.post(0, SendWqe { num_sge, ..write(100) });
-        b.run(0);
-        assert_eq!(b.packets.len() == 1, ok);
+    // as many as the stride holds, and not more than four of a READ
+    for (stride, opcode, most) in
+        [(6, 0, 2), (7, 0, 6), (8, 0, 14), (9, 0, 16), (6, 4, 2), (7, 4, 4), (8, 4, 4), (9, 4, 4)]
+    {
+        for (num_sge, ok) in [(most, true), (most + 1, false), (255, false)] {
+            let mut b = Bench::new();
+            b.start_at(0, 5, 0);
+            b.rights[0].max_rd_atomic = 1;
+            b.queues[0].sq_log_stride = stride;
+            b.post(0, SendWqe { opcode, num_sge, ..write(100) });
+            b.run(0);
+            assert_eq!(b.packets.len() == 1, ok, "{num_sge} SGEs of opcode {opcode}, stride 2^{stride}");
+        }
     }
 }
 

@@ -6,11 +6,15 @@
 //!                                                           \-----> ReadRequest (client Fetch)
 //! ReadDone -> FIFO -> tag of the slot -> wake
 //! ```
-//! Each QP has `wqe_slots` slots of `wqe_bytes` on chip; WQE i lies in slot i modulo the slots, under a tag {state,
-//! index}. A turn looks at the cursor (segment's; acknowledge's triple while a rewind is not yet obeyed): if that
-//! WQE is on chip the `WorkItem` carries it, else it says `present` = 0 (a response may still be owed) and the WQE is
-//! read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn. The end of
-//! a read wakes the QP.
+//! Each QP has `wqe_slots` slots of `wqe_bytes` on chip, as many of them filled as the stride has; WQE i lies in slot i
+//! modulo the slots, under a tag {state, index}. A WQE's first quarter is read whole, what is behind it (inline data, or
+//! SGEs from the fifth on) by words. A turn looks at the cursor (segment's; acknowledge's triple while a rewind is not yet
+//! obeyed): if that WQE is on chip the `WorkItem` carries it, else it says `present` = 0 (a response may still be owed) and
+//! the WQE is read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn.
+//! The end of a read wakes the QP.
+//!
+//! segment takes inline data and further SGEs out by `inline_index` while the `WorkItem` stands. What is in a slot under
+//! the cursor stays until the turn's end: its read is over, and only another turn of the same QP asks for a read into it.
 //!
 //! Promises: never two reads pending into one slot; at most [`OUTSTANDING`] reads pending; no read for a QP that is
 //! neither RTS nor SQD, so after the fence and the change of state host memory is left alone; a WQE whose QP was reset
@@ -18,9 +22,9 @@
 //! until the QP is reset. The fence token waits until no read is pending, then passes.
 //!
 //! Throughput: a turn per 4 clocks when at most one WQE is to be read, one clock more for each further one; the end of a
-//! read and an initialisation cost 3 clocks each; after reset the tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE
-//! under the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and
-//! its QP is woken to try again.
+//! read and an initialisation cost 3 clocks each; after reset the tags are cleared first, one clock per QP. Latency of a
+//! hit: 3 clocks. Back-pressure: `work` and `request`; a WQE under the cursor waits for room in `request`, reading ahead
+//! does not. At the limit of pending reads the turn ends and its QP is woken to try again.
 //!
 //! Requirements: CMD ERR QPS QUE REQ
 
@@ -30,9 +34,10 @@ use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{INDEX, Initialise, Requester, Tx};
 use contract::QpState;
 use contract::context::{QpQueuesBits, QpRightsBits};
+use contract::ring::SEND_FETCH_BYTES;
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, instance, lit, mux, reg, reg_init,
-    select, when,
+    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, index_width, instance, lit, mux,
+    reg, reg_init, select, when,
 };
 
 /// Reads pending at once over all QPs.
@@ -110,6 +115,12 @@ pub struct FetchIo {
     /// To segment.
     #[source(c.0.clone())]
     pub work: Stream<WorkItem>,
+    /// Word (of `data_bytes`) of the WQE in `work` that is wanted in the next clock.
+    #[input(index_width(c.0.wqe_bytes / c.0.data_bytes))]
+    pub inline_index: Sig,
+    /// It.
+    #[output(c.0.data_bits())]
+    pub inline_word: Sig,
     /// Reads of WQEs. Address: QP, slot, byte. Id: QP, slot.
     #[source]
     pub request: Stream<ReadRequest>,
@@ -152,23 +163,20 @@ impl Module for Fetch {
         assert!(c.qp_bits() + slot_bits <= crate::flow::READ_ID, "WQE slots exceed read ids");
         let state = |s: Slot| lit(SLOT_STATE, s as u64);
 
-        // the WQE memory: written by lanes, read whole
-        let beats = c.wqe_bytes / c.data_bytes;
-        let memory = Memory::with_lanes("wqes", c.qps * slots, c.wqe_bytes * 8, 8);
+        // the WQE memory, written by lanes: first quarters are read whole; second and third, in which WQEs end, by words
+        let beats = c.item_bytes() / c.data_bytes;
+        let memory = Memory::with_lanes("wqes", c.qps * slots, c.item_bytes() * 8, 8);
+        let tails = Memory::with_lanes("wqe_tails", c.qps * slots * 2 * beats, c.data_bits(), 8);
         let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Fetch as u64);
-        let lanes: Vec<Sig> = (0..beats)
-            .rev()
-            .map(|b| {
-                let beat = io.read_data.address.bits(c.lane_bits(), byte_bits - c.lane_bits());
-                io.read_data.lanes & beat.eq(b).repeat(c.data_bytes)
-            })
-            .collect();
-        memory.write_lanes(
-            arriving,
-            io.read_data.address.bits(byte_bits, memory.address_width()),
-            io.read_data.data.repeat(beats),
-            cat(&lanes),
-        );
+        let beat_bits = byte_bits - 2 - c.lane_bits();
+        let beat = io.read_data.address.bits(c.lane_bits(), beat_bits);
+        let quarter = io.read_data.address.bits(byte_bits - 2, 2);
+        let row = io.read_data.address.bits(byte_bits, memory.address_width());
+        let lanes = io.read_data.lanes;
+        let spread: Vec<Sig> = (0..beats).rev().map(|b| lanes & beat.eq(b).repeat(c.data_bytes)).collect();
+        memory.write_lanes(arriving & quarter.none(), row, io.read_data.data.repeat(beats), cat(&spread));
+        let tail_row = cat(&[row, quarter.bit(1), beat]);
+        tails.write_lanes(arriving & quarter.any(), tail_row, io.read_data.data, lanes);
 
         // ends of reads wait here: no more than reads pending
         let id_bits = c.qp_bits() + slot_bits;
@@ -265,6 +273,8 @@ impl Module for Fetch {
         let work = Known::regs(c, "item");
         let free = !work_valid | io.work.ready;
         let emits = (phase.eq(2) & is_turn & free).named("emits");
+        // the memory's own output register holds it
+        let wqe = memory.read("wqe", emits, cat(&[qp, cursor_slot]));
         io.work.valid.set(work_valid);
         io.work.data.assign(&WorkItem {
             qp: work.qp,
@@ -272,9 +282,17 @@ impl Module for Fetch {
             present: work.present,
             failed: work.failed,
             producer: work.producer,
-            // the memory's own output register holds it
-            wqe: memory.read("wqe", emits, cat(&[qp, cursor_slot])),
+            wqe,
         });
+        let item_slot = reg("item_slot", slot_bits);
+        when(emits, || item_slot.set(cursor_slot));
+        let within = io.inline_index.bits(0, beat_bits);
+        let words: Vec<Sig> = (0..beats).map(|i| wqe.bits(i * c.data_bits(), c.data_bits())).collect();
+        let of_head = delay("inline_of_head", select(within, &words));
+        let quarter = io.inline_index.bits(beat_bits, 2);
+        let of_tail =
+            tails.read("inline_of_tail", high(), cat(&[work.qp, item_slot, quarter.bit(1), within]));
+        io.inline_word.set(mux(delay("inline_in_tail", quarter.any()), of_tail, of_head));
         when(io.work.ready, || work_valid.set(0));
         let need = reg("need", slots);
         when(emits, || {
@@ -313,7 +331,7 @@ impl Module for Fetch {
         request.valid.set(issue);
         request.data.assign(&ReadRequest {
             iova: queues.sq_base + (within.extend(64) << shift),
-            length: mux(shift.ge(log_bytes), lit(13, u64::from(c.wqe_bytes)), lit(13, 1) << shift),
+            length: mux(shift.ge(log_bytes), lit(13, u64::from(SEND_FETCH_BYTES)), lit(13, 1) << shift),
             address: cat(&[qp, chosen, lit(byte_bits, 0)]).extend(crate::flow::READ_ADDRESS),
             id: cat(&[qp, chosen]).extend(crate::flow::READ_ID),
         });

@@ -3,6 +3,7 @@
 //! ```text
 //! Segment > rights, room > SGE walk > MR word > judge > ReadRequest
 //!  clock       0      1      2..         +1       +2
+//!                             inline words > shift > fill
 //!                    slot ring:  free <= out <= tail
 //! ReadDone > slot complete, oldest first > TransmitSlot (or Fault) > `sent` > room freed, oldest first
 //! ```
@@ -10,6 +11,11 @@
 //! lane in which the headers end, so packetise joins both without a shift. Its part `offset..offset + length` of the SGE
 //! list is cut into pieces, at most one per SGE, each judged by its L_Key and read. Reads end in any order; frames leave in
 //! order, and only complete (contract 11).
+//!
+//! Inline data comes as words (`words`), in the order of the packets and not before its own; each is turned to its lane and written
+//! into the frame's room by `fill`, whole words, since the room is whole words. No key, no read, and nothing can go wrong.
+//! SGEs from the fifth on come in the same way, and are taken as the walk reaches them. Words that a packet has no use
+//! for, or whose QP is gone, are taken all the same.
 //!
 //! What goes wrong drops this frame alone and tells acknowledge which WQE failed with which status: a key that is unknown,
 //! stale, of another PD or out of bounds, LOC_PROT_ERR; SGEs that end before the message, LOC_LEN_ERR; a failed
@@ -24,26 +30,28 @@
 //! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
 //! bytes included.
 //!
-//! Throughput: 4 + (SGEs walked) clocks per packet, 2 for one without payload; across QPs and within one. Latency from
-//! Segment to first read: 5 clocks (with the FIFO). Back-pressure: no slot, no room, `request`; `slot`, `fault`.
+//! Throughput: 4 + (SGEs walked, those behind the fourth twice at 64 bit, and words left over) clocks per packet, 2 + (words
+//! written) with inline data, 2 without payload; across QPs
+//! and within one. Latency from Segment to first read: 5 clocks (with the FIFO). Back-pressure: no slot, no room, `request`,
+//! `fill`; `slot`, `fault`.
 //!
 //! Requirements: CARD CMD ERR MEM READ REQ RESP
 
 use crate::config::Config;
 use crate::flow::{
-    Count, Fault, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest, Segment,
-    TransmitSlot, cause,
+    Count, Fault, InlineWord, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest,
+    Segment, TransmitSlot, cause,
 };
 use crate::mr::judge;
 use crate::prim::fifo::Fifo;
 use crate::qp::INDEX;
-use crate::tx::packetise::header_bytes;
+use crate::tx::packetise::{at_least, header_bytes};
 use contract::context::{MrEntryBits, QpRightsBits};
-use contract::ring::SgeBits;
+use contract::ring::{MAX_SEND_SGE, SgeBits};
 use contract::verbs::access;
 use contract::{Opcode, Reject, Syndrome, WcStatus};
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, cat, index_width, instance, lit, low, mux, reg, reg_init,
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, high, index_width, instance, lit, low, mux, reg, reg_init,
     select, when,
 };
 
@@ -62,6 +70,12 @@ pub struct GatherIo {
     /// Packets of segment's `data`.
     #[sink(c.0.clone())]
     pub segment: Stream<Segment>,
+    /// Words of inline data or of further SGEs, in the order of the packets.
+    #[sink(c.0.data_bits())]
+    pub words: Stream<Sig>,
+    /// Inline data at its place in the transmit buffer.
+    #[source(c.0.clone())]
+    pub fill: Stream<InlineWord>,
     /// QP whose rights line is wanted in the next clock.
     #[output(c.0.qp_bits())]
     pub read_qp: Sig,
@@ -204,15 +218,12 @@ impl Module for Gather {
         let reserve = (phase.eq(1) & slot_free & room).named("reserve");
         let rights = QpRightsBits::unpack(io.rights_word);
         let orphaned = !packet.fence & !rights.valid;
-        let pays = packet.length.any() & !packet.fence & !orphaned;
+        let brings = (segment.inline | segment.more.any()).named("brings_words");
+        let pays = packet.length.any() & !packet.fence & (!orphaned | brings);
         let pd = reg("pd", 24);
         let current = reg("current", slot_bits);
-        let (index, skip, remain, at) = (
-            reg("sge_index", index_width(c.sges)),
-            reg("skip", 32),
-            reg("remain", 13),
-            reg("at", c.transmit_address_bits()),
-        );
+        let (index, skip, remain, at) =
+            (reg("sge_index", 5), reg("skip", 32), reg("remain", 13), reg("at", c.transmit_address_bits()));
         let address = cat(&[tail_word, lane]);
         let frame = Frame {
             packet: *packet,
@@ -232,7 +243,8 @@ impl Module for Gather {
             skip.set(segment.offset);
             remain.set(packet.length);
             at.set(address);
-            phase.set(mux(pays, lit(2, 2), lit(2, 0)));
+            let walks = mux(orphaned & !segment.inline, lit(2, 3), lit(2, 2));
+            phase.set(mux(pays, walks, lit(2, 0)));
         });
 
         // clock 2 and on: one SGE per clock; three pieces may be under way to a FIFO of 4
@@ -240,14 +252,31 @@ impl Module for Gather {
         io.request.valid.set(fifo.output.valid);
         io.request.data.assign(&ReadRequest::from_bits(&(), fifo.output.data));
         fifo.output.ready.set(io.request.ready);
-        let step = (phase.eq(2) & fifo.level.lt(2)).named("step");
         let list: Vec<Sig> = (0..c.sges).map(|i| segment.sges.bits(i * 128, 128)).collect();
-        let sge = SgeBits::unpack(select(index, &list).named("sge"));
+        // a further SGE: two words, or a part of one
+        let further = (index.ge(u64::from(c.sges)) & !segment.inline).named("further");
+        let half = (reg("half_sge", 64), reg_init("half_there", 1, 0));
+        let (whole, sge_word, spends) = if c.data_bytes == 8 {
+            (half.1, cat(&[io.words.data, half.0]), high())
+        } else {
+            // the fifth begins at byte 32 of a word
+            let place = index.bits(0, 2) + 2;
+            let parts: Vec<Sig> = (0..4).map(|i| io.words.data.bits(i * 128, 128)).collect();
+            (high(), select(place, &parts), place.all())
+        };
+        let open = phase.eq(2) & !segment.inline;
+        let step = (open & fifo.level.lt(2) & (!further | (whole & io.words.valid))).named("step");
+        let takes_half = open & further & !whole;
+        when(takes_half & io.words.valid, || half.0.set(io.words.data.bits(0, 64)));
+        when(reserve | step, || half.1.set(0)).elif(takes_half & io.words.valid, || half.1.set(1));
+        let sge = SgeBits::unpack(
+            mux(further, sge_word, select(index.bits(0, index_width(c.sges)), &list)).named("sge"),
+        );
         let inside = skip.lt(sge.length);
         let available = sge.length - skip;
         let takes = mux(available.lt(remain.extend(32)), available.bits(0, 13), remain).named("takes");
         let left = mux(inside, remain - takes, remain).named("left");
-        let ends = left.none() | index.eq(c.sges - 1);
+        let ends = left.none() | index.eq(segment.more + u64::from(c.sges - 1));
         let piece = Piece::regs(c, "piece");
         let piece_valid = reg_init("piece_valid", 1, 0);
         piece_valid.set(step & inside);
@@ -267,6 +296,53 @@ impl Module for Gather {
             when(ends, || phase.set(3));
         });
         let short = step & ends & left.any();
+
+        // or one word of inline data: what a word leaves over opens the next. Payload byte 0 is at lane `from`
+        let (bits, from) = (c.data_bits(), 32 % c.data_bytes);
+        let turned = (lane - u64::from(from)).named("turned");
+        // header bytes are 2 modulo 4
+        let rotated: Vec<Sig> = (2..c.data_bytes)
+            .step_by(4)
+            .map(|by| bits - by * 8)
+            .map(|low| cat(&[io.words.data.bits(0, low), io.words.data.bits(low, bits - low)]))
+            .collect();
+        let rotated = select(turned.bits(2, lane_bits - 2), &rotated).named("rotated");
+        let (carry, primed) = (reg("carry", bits), reg_init("primed", 1, 0));
+        let (to_take, to_fill) = (reg("words_to_take", 8), reg("words_to_fill", word_bits + 1));
+        let own = phase.eq(2) & segment.inline;
+        // payload that moves down a lane begins with the second half of the first word
+        let fills = primed | at_least(lane, from);
+        let takes_word = to_take.any();
+        io.fill.valid.set(own & fills & (io.words.valid | !takes_word));
+        let spent = takes_half | (step & further & spends) | (phase.eq(3) & takes_word);
+        io.words.ready.set(spent | (own & takes_word & (io.fill.ready | !fills)));
+        let lanes: Vec<Sig> = (0..c.data_bytes)
+            .rev()
+            .map(|i| match i + 1 {
+                top if top == c.data_bytes => rotated.byte(i),
+                _ => mux(turned.le(u64::from(i)), rotated.byte(i), carry.byte(i)),
+            })
+            .collect();
+        io.fill.data.word.set(at.bits(lane_bits, word_bits));
+        io.fill.data.data.set(cat(&lanes));
+        let size = mux(segment.inline, packet.length.bits(0, 8), cat(&[segment.more.bits(0, 4), lit(4, 0)]));
+        let last_byte = size + u64::from(from) - 1;
+        let last_word = last_byte.bits(lane_bits, 8 - lane_bits).extend(8);
+        when(reserve, || {
+            primed.set(0);
+            to_take.set(mux(brings, last_word + 1, lit(8, 0)));
+            to_fill.set(need);
+        });
+        when(io.words.moves(), || {
+            carry.set(rotated);
+            primed.set(1);
+            to_take.set(to_take - 1);
+        });
+        let filled = (io.fill.moves() & to_fill.eq(1)).named("filled");
+        when(io.fill.moves(), || {
+            at.set(at + u64::from(c.data_bytes));
+            to_fill.set(to_fill - 1);
+        });
 
         // the MR's word is here
         let judged = Piece::regs(c, "judged");
@@ -304,14 +380,14 @@ impl Module for Gather {
             }
             .to_bits(),
         );
-        let closes = (phase.eq(3) & !piece_valid).named("closes");
+        let closes = (filled | (phase.eq(3) & !piece_valid & to_take.none())).named("closes");
         when(closes, || phase.set(0));
         io.segment.ready.set(closes | (reserve & !pays));
 
         // what is known of each slot
         let ended = io.read_done.valid & io.read_done.client.eq(ReadClient::Gather as u64);
         let ended_slot = io.read_done.id.bits(0, slot_bits);
-        let count_bits = index_width(c.sges + 1);
+        let count_bits = index_width(MAX_SEND_SGE + 1);
         let (more, fewer) = (one(asks, current), one(ended, ended_slot));
         let waits: Vec<Sig> = (0..n)
             .rev()
@@ -401,7 +477,7 @@ impl Module for Gather {
                 - mux(frees, freeing.words, lit(word_bits + 1, 0)),
         );
 
-        io.stall.set((phase.eq(1) & !reserve) | (phase.eq(2) & !step));
+        io.stall.set((phase.eq(1) & !reserve) | (phase.eq(2) & !step & !io.words.moves() & !io.fill.moves()));
         io.idle.set(phase.eq(0) & !io.segment.valid & free.eq(tail));
     }
 }

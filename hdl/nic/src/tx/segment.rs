@@ -34,7 +34,13 @@
 //! without PSNs and goes to place (`local`); the cursor stays on it until acknowledge has retired it, so what is behind
 //! finds the key gone. One per QP at most is under way.
 //!
-//! Throughput: one turn per 4 clocks across QPs. Latency 4 clocks, plus one through the FIFO.
+//! Inline data, one packet always, goes out by `words`, a word per clock from its packet on, in the order of `data`; and so
+//! do the SGEs from the fifth on, with each packet. The turn ends behind the last word: fetch, which reads ahead, leaves
+//! the WQE alone until then, so nobody has to hold its slot while the packet waits for gather. That FIFO has room for the
+//! words of every packet that `data` has room for.
+//!
+//! Throughput: one turn per 4 clocks across QPs, and one more for each of these words behind the first. Latency 4 clocks,
+//! plus one through the FIFO.
 //!
 //! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
 //! behind payload; `room` tells schedule in time, so that this is rare. If both want `data`, they take turns. Only a full `control`, `kick`, `fault` or a fence
@@ -50,7 +56,7 @@
 //!
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
-//! Not in this version: inline data (WQEs that ask for it are bad), transports but RC.
+//! Not in this version: transports but RC.
 //!
 //! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
@@ -63,14 +69,19 @@ use crate::qp::{
     StateWrite, Tx, owed_address, psn_before,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
-use contract::ring::{AtomicOperandsBits, SendWqeBits, SgeBits};
+use contract::ring::{AtomicOperandsBits, MAX_INLINE, MAX_SEND_SGE, SendWqeBits, SgeBits};
 use contract::{
     AsyncEvent, EventKind, Opcode, QpState, Reject, Syndrome, Transport, WcOpcode, WcStatus, WrOpcode,
 };
-use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, instance, lit, low, mux, reg, reg_init, when};
+use hdl::{
+    Bundle, Module, Ports, Sig, Stream, any_of, cat, index_width, instance, lit, low, mux, reg, reg_init,
+    when,
+};
 
 /// The ACK syndrome: credits are not used.
 const ACK: u64 = 0x1f;
+/// Packets that may wait for gather.
+const AHEAD: u32 = 4;
 /// Packets of which at least one asks for an acknowledgement.
 pub const ACK_EVERY: u64 = 16;
 
@@ -140,6 +151,16 @@ pub struct SegmentIo {
     /// Packets with (perhaps) payload, and the fence.
     #[source(c.0.clone())]
     pub data: Stream<flow::Segment>,
+    /// Word of the WQE in `work` that is wanted in the next clock.
+    #[output(index_width(c.0.wqe_bytes / c.0.data_bytes))]
+    pub inline_index: Sig,
+    /// It.
+    #[input(c.0.data_bits())]
+    pub inline_word: Sig,
+    /// Of each packet of `data` that is `inline` the words of its WQE, from that of byte 32 on; of one with `more` SGEs
+    /// from that of the fifth on.
+    #[source(c.0.data_bits())]
+    pub words: Stream<Sig>,
     /// Responses.
     #[source(c.0.clone())]
     pub control: Stream<PacketFields>,
@@ -191,7 +212,7 @@ impl Module for Segment {
 
         // outputs behind FIFOs, whose `ready` is a register
         let data = Stream::<flow::Segment>::wires(c, "packet");
-        let fifo = instance("data_fifo", &Fifo { depth: 4, width: flow::Segment::total_width(c) });
+        let fifo = instance("data_fifo", &Fifo { depth: AHEAD, width: flow::Segment::total_width(c) });
         fifo.input.valid.set(data.valid);
         fifo.input.data.set(data.data.to_bits());
         data.ready.set(fifo.input.ready);
@@ -199,6 +220,9 @@ impl Module for Segment {
         io.data.data.assign(&flow::Segment::from_bits(c, fifo.output.data));
         fifo.output.ready.set(io.data.ready);
         io.room.set(fifo.level.lt(2));
+        let depth = (AHEAD * c.inline_words()).next_power_of_two();
+        let inline = instance("inline_fifo", &Fifo { depth, width: c.data_bits() });
+        io.words.take(&inline.output);
         let control = Stream::<Owed>::wires(c, "response");
         let out = buffer("control_fifo", c, 2, &control);
         io.control.valid.set(out.valid);
@@ -347,15 +371,22 @@ impl Module for Segment {
         let may_read = computed("may_read", reads.lt(rights.max_rd_atomic.extend(READS)));
         let fenced = computed("fenced", wqe.fence & fresh_now & reads.any());
         let final_wqe = computed("final_wqe", (tx.cursor_wqe + 1).eq(work.producer));
-        // SGEs that the stride holds
-        let fit = mux(queues.sq_log_stride.le(6), lit(8, 2), lit(8, u64::from(c.sges)));
+        // SGEs that the stride holds; those of a READ have to fit the read list
+        let stride = queues.sq_log_stride;
+        let sends = mux(stride.eq(7), lit(8, 6), mux(stride.eq(8), lit(8, 14), lit(8, MAX_SEND_SGE.into())));
+        let fit = mux(stride.le(6), lit(8, 2), mux(is_read, lit(8, c.sges.into()), sends));
         let no_atomic = is_atomic & (wqe.num_sge.ne(1) | wqe.length.ne(8));
-        let too_long = wqe.inline | wqe.num_sge.gt(fit) | wqe.length.gt(1u32 << 31) | no_atomic;
+        let most_inline =
+            mux(stride.le(6), lit(32, 32), mux(stride.eq(7), lit(32, 96), lit(32, MAX_INLINE.into())));
+        let no_room = mux(wqe.inline, wqe.length.gt(most_inline), wqe.num_sge.gt(fit));
+        let too_long = no_room | wqe.length.gt(1u32 << 31) | no_atomic;
         let code = |r: Reject| lit(6, r as u64);
         let wrong_index = wqe.index.ne(tx.cursor_wqe);
         // READs of a QP that may have none outstanding would wait for ever
         let unknown_opcode = wqe.opcode.gt(WrOpcode::AtomicFetchAndAdd as u64) & !is_local & !with_inv;
-        let wrong_opcode = unknown_opcode | (is_read & rights.max_rd_atomic.none());
+        let wrong_opcode = unknown_opcode
+            | (is_read & (rights.max_rd_atomic.none() | wqe.inline))
+            | (is_local & wqe.inline);
         let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
         let reason = computed(
             "reason",
@@ -405,12 +436,24 @@ impl Module for Segment {
             & (!fresh | record_free)
             & !fenced;
         let replies_first = (could_reply & !(could_send & tx.res_turn)).named("replies_first");
-        let does_send = could_send & !replies_first & data.ready;
+        // the packet has gone, its last words have not
+        let ahead_of_words = reg_init("ahead_of_words", 1, 0);
+        let does_send = could_send & !replies_first & (data.ready | ahead_of_words);
         let does_reply = replies_first & data.ready;
         let does_respond = does_reply & could_respond;
         let absorbs = (does_respond & psn_before(placed.tail_psn, res_psn)).named("absorbs");
         let pays = does_answer | (does_reply & !could_respond) | absorbs;
-        let hold = (is_fence & !data.ready)
+        // inline data and further SGEs: the first word is asked for before the decision. Nothing but this stage fills `data`,
+        // so what is decided stays decided until the last word
+        let copied = reg_init("copied_words", index_width(c.inline_words()), 0);
+        let further = wqe.num_sge.gt(u64::from(c.sges)) & !wqe.inline;
+        let further = mux(further, wqe.num_sge - u64::from(c.sges), lit(8, 0)).bits(0, 5);
+        let copies = (deciding & does_send & (wqe.inline | further.any()) & wqe.length.any()).named("copies");
+        let size = mux(wqe.inline, wqe.length.bits(0, 8), cat(&[further.bits(0, 4), lit(4, 0)]));
+        let behind = computed("last_word_byte", size + u64::from(32 % c.data_bytes) - 1);
+        let at_last = copied.eq(behind.bits(c.lane_bits(), 8 - c.lane_bits()).resize(copied.width()));
+        let hold = (copies & !at_last)
+            | (is_fence & !data.ready)
             | (does_answer & !control.ready)
             | (does_refuse & !kick.ready)
             | ((does_fault | (does_respond & broken)) & !fault.ready);
@@ -418,6 +461,21 @@ impl Module for Segment {
         io.done.valid.set(acts & turn);
         let fires = (acts & (!turn | io.done.ready)).named("fires");
         when(fires, || phase.set(0));
+        let more = copies & !at_last;
+        inline.input.valid.set(more | (copies & fires));
+        inline.input.data.set(io.inline_word);
+        hdl::assert_always("inline_data_has_room", inline.input.ready | !inline.input.valid);
+        when(more, || {
+            copied.set(copied + 1);
+            ahead_of_words.set(1);
+        })
+        .elif(fires, || {
+            copied.set(0);
+            ahead_of_words.set(0);
+        });
+        let wanted = mux(more, copied + 1, copied).resize(io.inline_index.width());
+        let opening = |byte: u32| lit(wanted.width(), u64::from(byte / c.data_bytes));
+        io.inline_index.set(wanted + mux(wqe.inline, opening(32), opening(32 + 16 * c.sges)));
         io.initialise.ready.set(fires & initialising);
         io.work.ready.set(fires & !initialising);
 
@@ -454,7 +512,7 @@ impl Module for Segment {
             .rev()
             .map(|i| work.wqe.bits(256 + i * 128, 128) & wqe.num_sge.gt(i).repeat(128))
             .collect();
-        data.valid.set(fires & (is_fence | does_send | does_reply));
+        data.valid.set(!ahead_of_words & (more | (fires & (is_fence | does_send | does_reply))));
         let next_psn = first + end + 1;
         let asked = mux(is_last, wqe.length, (end + 1).extend(32) << shift) - offset;
         let atomic = AtomicOperandsBits::unpack(work.wqe.bits(384, 128));
@@ -490,6 +548,8 @@ impl Module for Segment {
             sges: cat(&sges),
             responds: low(),
             again: low(),
+            inline: wqe.inline,
+            more: further,
         };
         let owed = Owed {
             qp: work.qp,
@@ -523,6 +583,8 @@ impl Module for Segment {
             sges: source.pack().extend(c.sges * 128),
             responds: could_respond & !read.is_atomic,
             again: tx.res_cursor.ne(tx.res_sent),
+            inline: low(),
+            more: lit(5, 0),
         };
         data.data.assign(&reply.or_else(c, replies_first, &request));
         when(data.moves(), || given.set(given + 1));
@@ -557,7 +619,7 @@ impl Module for Segment {
         });
         io.count.valid.set(fires & (does_refuse | does_fault));
         io.count.index.set(reason);
-        io.stall.set(fires & (could_send | could_reply) & !data.ready);
+        io.stall.set(fires & (could_send | could_reply) & !data.ready & !ahead_of_words);
         let again = psn_before(psn, tx.sent_psn);
         io.retransmit.set(fires & does_send & again);
 

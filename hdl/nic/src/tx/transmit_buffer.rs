@@ -1,12 +1,13 @@
 //! The transmit buffer: payload between its PCIe reads and the line.
 //!
-//! In: [`ReadData`] of client Gather, any lanes of one word per clock, never refused. Out: the word at `read_address`, one
-//! clock later; it stays while `read` is low. A ring: addresses count modulo the buffer's size on both sides. Who owns which
-//! bytes is gather's business; nothing here checks it.
+//! In: [`ReadData`] of client Gather, any lanes of one word per clock, never refused; inline data, whole words, in clocks
+//! without. gather asks for no read while it hands on inline data, so the reads before it delay it by what they have left
+//! and no more. Out: the word at `read_address`, one clock later; it stays while `read` is low. A ring: addresses count
+//! modulo the buffer's size on both sides. Who owns which bytes is gather's business; nothing here checks it.
 
 use crate::config::Config;
-use crate::flow::{ReadClient, ReadData};
-use hdl::{Memory, Module, Ports, Sig};
+use crate::flow::{InlineWord, ReadClient, ReadData};
+use hdl::{Memory, Module, Ports, Sig, Stream, mux};
 
 /// The transmit buffer's memory.
 #[derive(Clone, Debug)]
@@ -19,6 +20,9 @@ pub struct TransmitBufferIo {
     /// Data of all clients.
     #[input(c.0.clone())]
     pub read_data: ReadData,
+    /// Inline data.
+    #[sink(c.0.clone())]
+    pub inline: Stream<InlineWord>,
     /// Read a word.
     #[input]
     pub read: Sig,
@@ -47,11 +51,13 @@ impl Module for TransmitBuffer {
         let words = c.transmit_buffer_bytes / c.data_bytes;
         let memory = Memory::with_lanes("payload", words, c.data_bits(), 8).style("block");
         let word = |address: Sig| address.bits(c.lane_bits(), memory.address_width());
+        let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Gather as u64);
+        io.inline.ready.set(!arriving);
         memory.write_lanes(
-            io.read_data.valid & io.read_data.client.eq(ReadClient::Gather as u64),
-            word(io.read_data.address),
-            io.read_data.data,
-            io.read_data.lanes,
+            arriving | io.inline.valid,
+            mux(arriving, word(io.read_data.address), io.inline.data.word),
+            mux(arriving, io.read_data.data, io.inline.data.data),
+            io.read_data.lanes | (!arriving).repeat(c.data_bytes),
         );
         io.word.set(memory.read("read_word", io.read, word(io.read_address)));
     }

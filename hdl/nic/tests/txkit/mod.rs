@@ -173,7 +173,7 @@ pub fn wide() -> nic::Config {
         qps: 128,
         mrs: 1024,
         records: 8192,
-        wqe_slots: 4,
+        wqe_slots: 2,
         transmit_buffer_bytes: 65536,
         transmit_slots: 64,
         ..nic::Config::small()

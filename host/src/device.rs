@@ -174,8 +174,10 @@ pub struct Attributes {
     pub doorbell_stride: u32,
     /// Number of doorbell pages.
     pub doorbell_pages: u32,
-    /// Most SGEs of a work request.
+    /// Most SGEs of a receive work request or a READ.
     pub max_sge: u32,
+    /// Most SGEs of a SEND or WRITE.
+    pub max_send_sge: u32,
     /// Most inline bytes of a work request.
     pub max_inline: u32,
     /// Outstanding records.
@@ -313,6 +315,7 @@ impl Device {
             doorbell_stride: read(reg::DOORBELL_STRIDE)?,
             doorbell_pages: read(reg::DOORBELL_PAGES)?,
             max_sge: read(reg::MAX_SGE)?,
+            max_send_sge: read(reg::MAX_SEND_SGE)?,
             max_inline: read(reg::MAX_INLINE)?,
             record_count: read(reg::RECORD_COUNT)?,
             max_message: read(reg::MAX_MESSAGE)?,
@@ -329,6 +332,7 @@ impl Device {
             ("doorbell_stride", attributes.doorbell_stride, 0x1000..=0x1_0000),
             ("doorbell_pages", attributes.doorbell_pages, 1..=1 << 16),
             ("max_sge", attributes.max_sge, 1..=30),
+            ("max_send_sge", attributes.max_send_sge, 1..=30),
             ("record_count", attributes.record_count, attributes.max_qp..=1 << 16),
             ("max_message", attributes.max_message, 1..=31),
             ("read_count", attributes.read_count, 0..=1 << 16),

@@ -295,11 +295,11 @@ fn heap_stack_and_file_memory_are_all_reached_by_a_write() {
 fn inline_bytes_need_no_key_and_are_copied_at_once() {
     let (world, a, b) = connected();
     let target = b.pd.allocate(64, RW).expect("memory");
-    let request =
-        |bytes| SendWr { inline: Some(bytes), ..SendWr::write(1, &[], target.addr(), target.rkey()) };
-    a.qp.post_send(&[request(&[9; 32]).signaled()]).expect("32 bytes are the limit");
-    let error = a.qp.post_send(&[request(&[9; 33])]).expect_err("33 are not");
-    assert_eq!(error.to_string(), "post_send: inline bytes = 33 is out of range; allowed: 0..=32");
+    let request = SendWr::write(1, &[], target.addr(), target.rkey()).signaled();
+    a.qp.post_send(&[request.inline(&[9; 32])]).expect("32 bytes are the limit");
+    let error = a.qp.post_send(&[request.inline(&[9; 33])]).expect_err("33 are not");
+    let text = "post_send: inline bytes = 33 is out of range; allowed: 0..=32, the QP's max_inline";
+    assert_eq!(error.to_string(), text);
     assert_eq!((a.sent(), target.to_vec(30..34).unwrap()), (vec![(1, WcStatus::Success)], vec![9, 9, 0, 0]));
     world.assert_no_faults();
 }
@@ -600,12 +600,12 @@ fn sizes_are_checked_on_both_sides_of_each_limit() {
         assert!(context.create_cq(wanted, None).unwrap().entries() >= wanted);
     }
     let init = QpInit::rc(&cq, &cq);
-    let good = QpInit { max_send_wr: Attributes::MAX_QP_WR, max_send_sge: 4, max_inline: 64, ..init };
+    let good = QpInit { max_send_wr: Attributes::MAX_QP_WR, max_send_sge: 16, max_inline: 64, ..init };
     assert_eq!(pd.create_qp(&good).unwrap().send_depth(), 32768);
     for bad in [
         QpInit { max_send_wr: 0, ..init },
         QpInit { max_recv_wr: Attributes::MAX_QP_WR + 1, ..init },
-        QpInit { max_send_sge: 5, ..init },
+        QpInit { max_send_sge: 17, ..init },
         QpInit { max_recv_sge: 5, ..init },
         QpInit { max_inline: 65, ..init },
     ] {
@@ -877,9 +877,8 @@ fn a_read_is_posted_only_where_it_can_be_executed() {
     end.qp
         .connect_with(&QpAttr { dest_qpn: 2, av, max_rd_atomic: 1, ..QpAttr::default() })
         .expect("connects");
-    let inline = SendWr { inline: Some(&[1, 2, 3]), ..read };
     assert!(matches!(
-        end.qp.post_send(&[inline]),
+        end.qp.post_send(&[read.inline(&[1, 2, 3])]),
         Err(Error::Unsupported { what: "inline data of a READ or atomic", .. })
     ));
     let bare = World::new(1);

@@ -221,6 +221,47 @@ fn four_elements_are_gathered_and_scattered() {
 }
 
 #[test]
+fn sixteen_elements_are_gathered_and_gathered_again_when_a_packet_is_lost() {
+    let mut story = two_cards("sixteen_elements_are_gathered_and_gathered_again_when_a_packet_is_lost");
+    let hosts = [story.start(0), story.start(1)];
+    let [a, b] = hosts.map(|host| story.qp(host, |init| init.max_send_sge = 16));
+    story.join(&a, &b, |_, _| {});
+    let (mut bytes, mut sges) = (Vec::new(), Vec::new());
+    for i in 0..16 {
+        let (at, length) = (4000 * i + i, [0, 1, 400, 777][i % 4] + i);
+        bytes.extend(fill(&mut story, &a, at, length));
+        sges.push(a.memory.sge(at..at + length).unwrap());
+    }
+    // of five packets the third
+    let lost = psn_add(a.psn, 2);
+    story.wire_drops(A, request(lost));
+    for sges in [&sges[..], &sges[..5], &sges[7..], &sges[15..]] {
+        let length: u32 = sges.iter().map(|sge| sge.length).sum();
+        let to = b.memory.addr() + 100_000;
+        a.qp.post_send(&[SendWr::write(1, sges, to, b.memory.rkey()).signaled()]).unwrap();
+        story.completes(&a, 1);
+        let skipped: u32 = match sges.len() {
+            9 => bytes.len() as u32 - length,
+            1 => bytes.len() as u32 - length,
+            _ => 0,
+        };
+        story.memory_matches(&b.memory, 100_000, &bytes[skipped as usize..][..length as usize]);
+    }
+    b.receive(7, 200_000, 9000);
+    a.qp.post_send(&[SendWr::send(2, &sges).signaled()]).unwrap();
+    story.completes(&a, 2);
+    assert_eq!(story.completes(&b, 7).byte_len as usize, bytes.len());
+    story.memory_matches(&b.memory, 200_000, &bytes);
+    // a READ has no more than a receive
+    let refused = a.qp.post_send(&[SendWr::read(3, &sges, b.memory.addr(), b.memory.rkey())]);
+    let text = refused.expect_err("sixteen").to_string();
+    assert_eq!(text, "post_send: SGEs of a READ = 16 is out of range; allowed: 0..=4");
+    story.announce(1, Reject::PsnOutOfSequence, 1);
+    story.allow(1, Reject::PsnOutOfSequenceRepeat);
+    story.no_other_events();
+}
+
+#[test]
 fn a_lost_middle_packet_is_named_by_one_nak_and_sent_again_from_there() {
     let mut story = two_cards("a_lost_middle_packet_is_named_by_one_nak_and_sent_again_from_there");
     let (a, b) = story.connected();

@@ -87,6 +87,7 @@ pub fn devinfo(args: &DevinfoArgs) -> anyhow::Result<()> {
             ("max_qp", limits.max_qp.to_string()),
             ("max_qp_wr", host::Attributes::MAX_QP_WR.to_string()),
             ("max_sge", limits.max_sge.to_string()),
+            ("max_send_sge", limits.max_send_sge.to_string()),
             ("max_inline", limits.max_inline.to_string()),
             ("max_cq", limits.max_cq.to_string()),
             ("max_cqe", host::Attributes::MAX_CQE.to_string()),

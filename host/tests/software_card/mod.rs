@@ -236,6 +236,7 @@ impl Card {
             reg::DOORBELL_STRIDE => STRIDE,
             reg::DOORBELL_PAGES => 64,
             reg::MAX_SGE => 4,
+            reg::MAX_SEND_SGE => 16,
             reg::MAX_INLINE => 64,
             reg::RECORD_COUNT => RECORDS.into(),
             reg::READ_COUNT | reg::RESPONSE_COUNT => 256,

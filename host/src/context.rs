@@ -18,8 +18,8 @@ use crate::event::{AsyncNotice, CompChannel, Events};
 use crate::mr::{MrMemory, Pd};
 use crate::qp::QpShared;
 use crate::ranges::Ranges;
-use crate::{Error, Gid, Neighbours, Result, StaticNeighbours};
-use contract::CommandOpcode;
+use crate::{Error, Gid, Neighbours, Result, StaticNeighbours, barrier};
+use contract::{CommandOpcode, SqDoorbell, doorbell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +99,8 @@ pub struct Context {
 /// Who shares the card with others: a doorbell page, given back when nothing uses it any more.
 pub(crate) struct User {
     pub(crate) page: u32,
+    /// Held by who copies to the page's push buffer, until its doorbell.
+    push: Mutex<()>,
     /// `None`: the first user, whose page is never given back.
     inner: Option<Arc<Inner>>,
 }
@@ -225,6 +227,22 @@ impl Inner {
         })
     }
 
+    /// Copies a WQE, which stands in its ring, to the push buffer too and rings; false, and nothing done, while somebody
+    /// else does so.
+    pub(crate) fn push(&self, user: &User, wqe: &[u8], bell: SqDoorbell) -> Result<bool> {
+        let Ok(_turn) = user.push.try_lock() else { return Ok(false) };
+        let offset = u64::from(user.page) * u64::from(self.attributes().doorbell_stride);
+        let copied = self.backend().copy(Bar::Doorbells, offset + u64::from(doorbell::PUSH_OFFSET), wqe);
+        copied.map_err(|source| Error::Backend {
+            name: self.name().to_owned(),
+            operation: "push a work request".to_owned(),
+            source,
+        })?;
+        barrier::after_push();
+        self.doorbell(user.page, doorbell::SQ_OFFSET, bell.pack())?;
+        Ok(true)
+    }
+
     /// Executes a command without context words; after a failure the rings stay until the context closes. True: the
     /// object is gone.
     pub(crate) fn destroy(&self, opcode: CommandOpcode, number: u32, rings: &[&Arc<DmaBuffer>]) -> bool {
@@ -338,7 +356,7 @@ impl Context {
             gids,
         };
         inner.events.arm(&inner)?;
-        Ok(Context { inner: Arc::new(inner), user: Arc::new(User { page, inner: None }) })
+        Ok(Context { inner: Arc::new(inner), user: Arc::new(User { page, push: Mutex::default(), inner: None }) })
     }
 
     /// The same card for another user, who has a doorbell page of its own: none of them can ring for what another made.
@@ -348,7 +366,7 @@ impl Context {
     pub fn another_user(&self) -> Result<Context> {
         self.inner.check("make another user of a context")?;
         let page = self.inner.take(Object::Page)?;
-        let user = Arc::new(User { page, inner: Some(self.inner.clone()) });
+        let user = Arc::new(User { page, push: Mutex::default(), inner: Some(self.inner.clone()) });
         Ok(Context { inner: self.inner.clone(), user })
     }
 

@@ -305,6 +305,40 @@ fn inline_bytes_need_no_key_and_are_copied_at_once() {
 }
 
 #[test]
+fn a_request_that_is_alone_is_pushed_as_it_stands_in_its_ring() {
+    for (feature, push) in [(true, true), (true, false), (false, true)] {
+        let world = World::new(2);
+        if feature {
+            world.cards().iter_mut().for_each(|card| card.features |= contract::register::feature::PUSH);
+        }
+        let end = |card| {
+            End::new(&world.open(card), |init| QpInit { max_send_sge: 4, max_inline: 64, push, ..init })
+        };
+        let (a, b) = (end(0), end(1));
+        connect(&a, &b);
+        let pushed = || world.cards()[0].pushed;
+        let used = u64::from(feature && push);
+        let (memory, target) =
+            (a.pd.allocate(64, Access::empty()).unwrap(), b.pd.allocate(64, RW).expect("memory"));
+        let sges = [memory.sge(0..1).unwrap(), memory.sge(5..9).unwrap(), memory.sge(7..8).unwrap()];
+        let inline = SendWr::write(1, &[], target.addr(), target.rkey()).inline(b"a small one").signaled();
+        for wr in [inline, SendWr::write(1, &sges, target.addr(), target.rkey()).signaled(), inline] {
+            let before = pushed();
+            a.qp.post_send(&[wr]).expect("posts");
+            assert_eq!((pushed() - before, a.sent()), (used, vec![(1, WcStatus::Success)]));
+        }
+        let before = pushed();
+        a.qp.post_send(&[inline, inline]).expect("two at once are not pushed");
+        assert_eq!((pushed() - before, a.sent().len()), (0, 2));
+        // no receive is posted: the SEND stays, and what is posted behind it is not the next
+        a.qp.post_send(&[SendWr::send(2, &sges)]).expect("posts");
+        a.qp.post_send(&[inline]).expect("posts");
+        assert_eq!(pushed() - before, used);
+        world.assert_no_faults();
+    }
+}
+
+#[test]
 fn a_full_queue_is_an_error_before_anything_is_written() {
     let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 3, max_recv_wr: 4, ..init });
     let memory = a.pd.allocate(16, Access::empty()).expect("memory");

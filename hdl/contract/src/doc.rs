@@ -29,7 +29,7 @@ pub fn write_page(out: &mut impl Write) -> Result {
         (doorbell::RQ_OFFSET, "RqDoorbell"),
         (doorbell::CQ_OFFSET, "CqDoorbell"),
         (doorbell::EQ_OFFSET, "EqDoorbell (page 0 only)"),
-        (doorbell::PUSH_OFFSET, "push buffer, 256 bytes (not taken by this version)"),
+        (doorbell::PUSH_OFFSET, "push buffer, 256 bytes: stores of any size, each byte once"),
     ];
     for (offset, name) in doorbells {
         writeln!(out, "| {offset:#05x} | {name} |")?;

@@ -3,6 +3,11 @@
 //! Page p starts at p * `doorbell_stride`. Each doorbell is one aligned 8-byte write; anything else is refused and
 //! counted. The card ignores a doorbell for an object that another page owns, and counts it. EQ doorbells work on page
 //! 0 alone, the driver's own. Indices are free-running modulo their field width.
+//!
+//! Push: a send WQE that stands in its ring may be copied to its page's push buffer too, by stores of any size in any
+//! order, each byte once; then, after a store fence, a send doorbell with `pushed` is rung, whose last WQE it is. The card
+//! takes the bytes if all of them came since the last doorbell of the page and the WQE is the next of its QP; else it
+//! reads the ring, as without. Two who push by one page take turns.
 
 use crate::layout;
 
@@ -10,7 +15,9 @@ layout! {
     /// New send WQEs are in host memory.
     struct SqDoorbell / SqDoorbellBits [8] {
         /// The QP.
-        qpn: u32[24] reserved 8;
+        qpn: u32[24];
+        /// The last of them stands in the page's push buffer too.
+        pushed: bool[1] reserved 7;
         /// Index after the last WQE posted.
         producer: u16[16] reserved 16;
     }
@@ -58,7 +65,7 @@ pub const RQ_OFFSET: u32 = 0x08;
 pub const CQ_OFFSET: u32 = 0x10;
 /// Offset of the event queue doorbell; page 0 only.
 pub const EQ_OFFSET: u32 = 0x18;
-/// Offset of the push buffer in its page; not taken by this version.
+/// Offset of the push buffer in its page.
 pub const PUSH_OFFSET: u32 = 0x800;
 /// Size of the push buffer in bytes.
 pub const PUSH_BYTES: u32 = 0x100;

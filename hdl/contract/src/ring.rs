@@ -42,7 +42,9 @@ layout! {
         /// Sum of the SGE lengths, or inline length, in bytes.
         length: u32[32];
         /// Index of this WQE, modulo 2^16: fetch refuses a stale slot.
-        index: u16[16] reserved 48;
+        index: u16[16];
+        /// The QP: looked at in a pushed WQE alone.
+        qpn: u32[24] reserved 24;
     }
 }
 

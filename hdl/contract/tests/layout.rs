@@ -28,6 +28,7 @@ fn ring_structures_have_these_bits() {
             ("rkey", 128, 32),
             ("length", 160, 32),
             ("index", 192, 16),
+            ("qpn", 208, 24),
         ],
     );
     holds(
@@ -57,9 +58,8 @@ fn ring_structures_have_these_bits() {
 
 #[test]
 fn doorbells_have_these_bits() {
-    let queue = [("qpn", 0, 24), ("producer", 32, 16)];
-    holds(&SqDoorbell::LAYOUT, &queue);
-    holds(&RqDoorbell::LAYOUT, &queue);
+    holds(&SqDoorbell::LAYOUT, &[("qpn", 0, 24), ("pushed", 24, 1), ("producer", 32, 16)]);
+    holds(&RqDoorbell::LAYOUT, &[("qpn", 0, 24), ("producer", 32, 16)]);
     holds(&CqDoorbell::LAYOUT, &[("cqn", 0, 24), ("arm", 24, 2), ("consumer", 32, 24)]);
     holds(&EqDoorbell::LAYOUT, &[("eqn", 0, 24), ("arm", 24, 1), ("consumer", 32, 24)]);
     assert_eq!(
@@ -227,8 +227,8 @@ fn a_cqe_has_these_bytes() {
 
 #[test]
 fn a_doorbell_is_the_integer_that_the_driver_stores() {
-    let bell = SqDoorbell { qpn: 0x123456, producer: 0xbeef };
-    assert_eq!(u64::from_le_bytes(bell.pack()), 0x0000_beef_0012_3456);
+    let bell = SqDoorbell { qpn: 0x123456, pushed: true, producer: 0xbeef };
+    assert_eq!(u64::from_le_bytes(bell.pack()), 0x0000_beef_0112_3456);
     let bell = CqDoorbell { cqn: 7, arm: doorbell::ARM_SOLICITED, consumer: 0xabcdef };
     assert_eq!(u64::from_le_bytes(bell.pack()), 0x00ab_cdef_0200_0007);
 }
@@ -275,7 +275,7 @@ fn packing_overwrites_every_bit_of_a_dirty_buffer_and_holes_become_zero() {
     let mut expected = [0xff; 32];
     expected[1] = 0x0f;
     expected[3] = 0;
-    expected[26..].fill(0);
+    expected[29..].fill(0);
     assert_eq!(bytes, expected);
     let bth = Bth::unpack(&[0xff; 12]);
     assert_eq!(bth.pack(), [0xff, 0xff, 0xff, 0xff, 0xc0, 0xff, 0xff, 0xff, 0x80, 0xff, 0xff, 0xff]);

@@ -131,7 +131,8 @@ impl Csr {
                     | r::feature::INLINE
                     | r::feature::IPV6
                     | r::feature::INVALIDATE
-                    | r::feature::MODERATION,
+                    | r::feature::MODERATION
+                    | r::feature::PUSH,
             ),
             (r::DATAPATH_BYTES, c.data_bytes),
             (r::CORE_CLOCK_KHZ, c.core_clock_khz),

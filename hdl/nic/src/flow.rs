@@ -1,7 +1,8 @@
 //! The arrows: what one stage hands to the next. A name here is the name of the ports that carry it.
 //!
 //! ```text
-//! transmit  doorbell -Wake-> schedule -Turn-> fetch -WorkItem-> segment -Segment-> gather -TransmitSlot-> packetise -FrameBeat-> mac
+//! transmit  doorbell -PushStore, PushRing-> push -Pushed-> fetch
+//!           doorbell -Wake-> schedule -Turn-> fetch -WorkItem-> segment -Segment-> gather -TransmitSlot-> packetise -FrameBeat-> mac
 //! receive   mac -FrameBeat-> parse/verify -Headers-> check -Verdict-> place -Completion-> complete -Event-> notify
 //!                                                     check -Response-> acknowledge -Completion-> complete
 //!                                                                       acknowledge -Scatter-> place -Placement-> acknowledge
@@ -37,7 +38,7 @@ pub struct WakePulse {
     pub qp: Sig,
 }
 
-/// A write to a doorbell page: one aligned write of 8 bytes, as the BAR decoder found it.
+/// A write to a doorbell page: one aligned write of 8 bytes, as the BAR decoder found it; of fewer, to the push buffer.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct DoorbellWrite {
@@ -50,6 +51,60 @@ pub struct DoorbellWrite {
     /// Byte 0 lowest.
     #[shape(64)]
     pub data: Sig,
+    /// Which bytes.
+    #[shape(8)]
+    pub enables: Sig,
+}
+
+/// A store to the push buffer of a page. Pulse, never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct PushStore {
+    /// Store in this clock.
+    pub valid: Sig,
+    /// Into the buffer of this page.
+    #[shape(c.page_bits())]
+    pub page: Sig,
+    /// Quadword of the buffer.
+    #[shape(5)]
+    pub word: Sig,
+    /// Byte 0 lowest.
+    #[shape(64)]
+    pub data: Sig,
+    /// Which bytes.
+    #[shape(8)]
+    pub enables: Sig,
+}
+
+/// A doorbell of a page: what was stored to its push buffer counts no longer. Pulse, never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct PushRing {
+    /// A doorbell in this clock.
+    pub valid: Sig,
+    /// Of this page.
+    #[shape(c.page_bits())]
+    pub page: Sig,
+    /// A good one that hands on a WQE.
+    pub pushed: Sig,
+    /// Of this QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// With this index.
+    #[shape(INDEX)]
+    pub index: Sig,
+}
+
+/// A WQE that was pushed.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Pushed {
+    /// Of which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// Its index.
+    #[shape(INDEX)]
+    pub index: Sig,
 }
 
 /// A CQ or EQ doorbell on its way to its owner: `contract::CqDoorbell` or `EqDoorbell`.

@@ -32,7 +32,7 @@ use crate::rx::packet_buffer::PacketBuffer;
 use crate::rx::place::Place;
 use crate::table::Lines;
 use crate::tx::{
-    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, schedule::Schedule,
+    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, push::Push, schedule::Schedule,
     segment::Segment, transmit_buffer::TransmitBuffer,
 };
 use contract::StageCounter;
@@ -210,6 +210,7 @@ impl Nic {
         let transmit = instance("transmit", &Transmit(c.clone()));
         // transmit
         let doorbell = instance("doorbell", &Doorbell(c.clone()));
+        let push = instance("push", &Push(c.clone()));
         let schedule = instance("schedule", &Schedule(c.clone()));
         let fetch = instance("fetch", &Fetch(c.clone()));
         let segment = instance("segment", &Segment(c.clone()));
@@ -299,6 +300,12 @@ impl Nic {
         schedule.room.set(segment.room);
         schedule.fence_valid.set(command.fence_transmit.valid);
         command.fence_transmit.ready.set(schedule.fence_ready);
+        push.store.assign(&doorbell.store);
+        push.ring.assign(&doorbell.push);
+        fetch.pushed.take(&push.wqe);
+        fetch.pushed_word.take(&push.word);
+        fetch.pushed_over.set(push.over);
+        fetch.pushed_whole.set(push.whole);
         fetch.turn.take(&schedule.turn);
         segment.work.take(&fetch.work);
         fetch.inline_index.set(segment.inline_index);
@@ -635,6 +642,7 @@ impl Nic {
             read.idle,
             write.idle,
             doorbell.idle,
+            push.idle,
             schedule.idle,
             fetch.idle,
             segment.idle,

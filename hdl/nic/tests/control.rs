@@ -47,6 +47,9 @@ fn header(dw: [u32; 4]) -> Bits {
 struct BarRun {
     writes: Vec<(u64, u64, u64)>,
     doorbells: Vec<(u64, u64, u64)>,
+    /// Bytes of each of them.
+    enables: Vec<u64>,
+    clocks: u64,
     completions: Vec<(u128, Vec<u32>)>,
     counts: Vec<u64>,
 }
@@ -90,6 +93,7 @@ fn request(
         }
         if s.peek("doorbell_valid") == 1 {
             run.doorbells.push((s.peek("doorbell_page"), s.peek("doorbell_offset"), s.peek("doorbell_data")));
+            run.enables.push(s.peek("doorbell_enables"));
         }
         if s.peek("count_valid") == 1 {
             run.counts.push(s.peek("count_index"));
@@ -108,6 +112,7 @@ fn request(
         let took = more && s.peek("cq_ready") == 1;
         let answered = !answers.is_empty() && s.peek("register_read_ready") == 1;
         if !more && s.peek("idle") == 1 && clock > 2 {
+            run.clocks = clock;
             break;
         }
         s.clock();
@@ -176,6 +181,37 @@ fn a_doorbell_is_one_whole_quadword() {
     assert_eq!(run.doorbells, [(0x35, 0x10, 0x11 | 0x22 << 32)]);
     let run = request(&mut s, 2, [MWR | 1, 0x0f, 0xf003_5010, 0], &[0x11], |_| 0);
     assert_eq!((run.doorbells.len(), run.counts), (0, vec![Reject::DoorbellMalformed as u64]));
+}
+
+#[test]
+fn a_store_to_a_push_buffer_may_have_any_place_and_size() {
+    let mut s = start(&Bar(Config::small()));
+    for at in 0x800..0x810u32 {
+        for bytes in (1..=64u32).filter(|n| at + n <= 0x840) {
+            let (first, last) = (at / 4, (at + bytes - 1) / 4);
+            let within = |dword: u32| {
+                (0..4).filter(|i| (at..at + bytes).contains(&(4 * dword + i))).fold(0, |be, i| be | 1 << i)
+            };
+            let enables = if first == last { within(first) } else { within(last) << 4 | within(first) };
+            let value = |dword: u32| dword.wrapping_mul(0x9e37_79b1);
+            let payload: Vec<u32> = (first..=last).map(value).collect();
+            let dw = [MWR | (last - first + 1), enables, 0xf003_5000 | (first * 4), 0];
+            let run = request(&mut s, 2, dw, &payload, |_| 0);
+            let mut got = vec![];
+            for ((page, offset, data), enables) in run.doorbells.iter().zip(&run.enables) {
+                assert_eq!(*page, 0x35);
+                got.extend(
+                    (0..8).filter(|i| enables >> i & 1 == 1).map(|i| (offset + i, data >> (8 * i) & 0xff)),
+                );
+            }
+            let byte = |a: u32| (u64::from(a), u64::from(value(a / 4)) >> (8 * (a % 4)) & 0xff);
+            let want: Vec<_> = (at..at + bytes).map(byte).collect();
+            assert_eq!((got, run.counts), (want, vec![]), "{bytes} bytes at {at:#x}");
+        }
+    }
+    // 64 aligned bytes: one clock for the header and one for each quadword
+    let run = request(&mut s, 2, [MWR | 16, 0xff, 0xf003_5800, 0], &[7; 16], |_| 0);
+    assert_eq!((run.doorbells.len(), run.clocks), (8, 9));
 }
 
 fn access(s: &mut Interpreter, write: bool, address: u32, data: u64, enables: u64) -> u64 {

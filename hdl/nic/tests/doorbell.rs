@@ -101,7 +101,7 @@ impl Bench {
 }
 
 fn bell(qpn: u32, producer: u16) -> [u8; 8] {
-    SqDoorbell { qpn, producer }.pack()
+    SqDoorbell { qpn, producer, pushed: false }.pack()
 }
 
 #[test]
@@ -147,8 +147,51 @@ fn queue_doorbells_pass_on_as_they_are() {
 #[test]
 fn every_other_offset_is_malformed() {
     let mut b = Bench::new();
-    for offset in [0x1u64, 0x4, 0x9, 0x20, 0x28, 0x100, 0x800, 0x808, 0xff8, 0xfff] {
+    for offset in [0x1u64, 0x4, 0x9, 0x20, 0x28, 0x100, 0x7f8, 0x900, 0xff8, 0xfff] {
         assert_eq!(b.write(0, offset, bell(0, 1)), [Event::Reject(Reject::DoorbellMalformed)], "{offset:#x}");
+    }
+}
+
+#[test]
+fn stores_to_the_push_buffer_pass_on_as_they_are_and_every_doorbell_is_told() {
+    let mut b = Bench::new();
+    for (offset, word) in [(0x800, 0), (0x848, 9), (0x8f8, 31)] {
+        b.s.poke("write_valid", 1);
+        b.s.poke("write_page", 3);
+        b.s.poke("write_offset", offset);
+        b.s.poke("write_data", 0x0123_4567_89ab_cdef);
+        b.s.poke("write_enables", 0x3c);
+        let seen = ["valid", "page", "word", "data", "enables"].map(|f| b.s.peek(&format!("store_{f}")));
+        assert_eq!((seen, b.s.peek("write_ready")), ([1, 3, word, 0x0123_4567_89ab_cdef, 0x3c], 1));
+        b.clock();
+        b.s.poke("write_valid", 0);
+        for _ in 0..2 {
+            assert_eq!((b.s.peek("store_valid"), b.s.peek("push_valid")), (0, 0), "a store is no doorbell");
+            b.clock();
+        }
+    }
+    assert_eq!(b.events, []);
+    // QP 9 belongs to page 4
+    for (page, offset, flag, pushed, events) in [
+        (4, 0, true, 1, vec![Event::Sq(9, 0x1235)]),
+        (4, 0, false, 0, vec![Event::Sq(9, 0x1235)]),
+        (4, 8, true, 0, vec![Event::Rq(9, 0x1235)]),
+        (5, 0, true, 0, vec![Event::Reject(Reject::DoorbellOwner)]),
+        (4, 0x20, true, 0, vec![Event::Reject(Reject::DoorbellMalformed)]),
+    ] {
+        b.events.clear();
+        b.s.poke("write_valid", 1);
+        b.s.poke("write_page", page);
+        b.s.poke("write_offset", offset);
+        let bell = SqDoorbell { qpn: 9, producer: 0x1235, pushed: flag };
+        b.s.poke("write_data", u64::from_le_bytes(bell.pack()));
+        b.clock();
+        let seen = ["valid", "page", "pushed", "qp", "index"].map(|f| b.s.peek(&format!("push_{f}")));
+        assert_eq!(seen, [1, page, pushed, 9, 0x1234]);
+        b.clock();
+        b.s.poke("write_valid", 0);
+        b.clock();
+        assert_eq!(b.events, events);
     }
 }
 

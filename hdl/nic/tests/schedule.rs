@@ -353,6 +353,12 @@ impl Module for Front {
         fetch.inline_index.set(segment.inline_index);
         segment.inline_word.set(fetch.inline_word);
         segment.words.ready.set(1);
+        fetch.pushed.valid.set(0);
+        fetch.pushed.data.assign_zero();
+        fetch.pushed_word.valid.set(0);
+        fetch.pushed_word.data.set(0);
+        fetch.pushed_over.set(0);
+        fetch.pushed_whole.set(0);
         io.request.take(&fetch.request);
         fetch.read_data.assign(&io.read_data);
         fetch.read_done.assign(&io.read_done);

@@ -67,6 +67,20 @@ pub trait Backend: Send + Sync {
     /// The way to the card failed.
     fn write64(&self, bar: Bar, offset: u64, value: u64) -> io::Result<()>;
 
+    /// Copies bytes into a BAR from an offset that is a multiple of 8, in pieces and an order of its choice; posted. Up to
+    /// the next multiple of 8 the card may see zeros behind them.
+    ///
+    /// # Errors
+    /// The way to the card failed.
+    fn copy(&self, bar: Bar, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        for (i, piece) in bytes.chunks(8).enumerate() {
+            let mut quadword = [0; 8];
+            quadword[..piece.len()].copy_from_slice(piece);
+            self.write64(bar, offset + 8 * i as u64, u64::from_le_bytes(quadword))?;
+        }
+        Ok(())
+    }
+
     /// Reads PCI configuration space.
     ///
     /// # Errors

@@ -267,6 +267,14 @@ impl Backend for VfioUser {
         self.post(bar as u32, offset, &value.to_le_bytes())
     }
 
+    fn copy(&self, bar: Bar, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        // pieces as a CPU's write-combining buffers make them
+        bytes
+            .chunks(64)
+            .enumerate()
+            .try_for_each(|(i, piece)| self.post(bar as u32, offset + 64 * i as u64, piece))
+    }
+
     fn config_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.read_into(CONFIG_REGION, offset, data)
     }

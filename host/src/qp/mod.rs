@@ -57,6 +57,9 @@ pub struct QpInit<'a> {
     pub max_inline: u32,
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
+    /// A work request that is posted alone while none is outstanding is also pushed to the card, if it fits: its host memory
+    /// need not be read then.
+    pub push: bool,
     /// Most PSNs in flight when a packet of a SEND or WRITE is sent: what a lost one costs in resent ones. 0, and READs,
     /// are limited by the PSN window alone.
     pub max_inflight: u16,
@@ -75,6 +78,7 @@ impl<'a> QpInit<'a> {
             max_recv_sge: 1,
             max_inline: 0,
             sq_sig_all: false,
+            push: true,
             max_inflight: 128,
         }
     }
@@ -450,6 +454,7 @@ struct Caps {
     recv_sge: u32,
     inline: u32,
     sq_sig_all: bool,
+    push: bool,
 }
 
 impl fmt::Debug for Qp {
@@ -569,6 +574,7 @@ impl Qp {
             recv_sge: init.max_recv_sge,
             inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
+            push: init.push && limits.has(feature::PUSH),
         };
         Ok(Qp { shared, pd: pd.clone(), caps, not_sync: PhantomData })
     }
@@ -833,6 +839,8 @@ impl Qp {
         for request in list {
             self.check_send(request)?;
         }
+        let idle = qp.sq.outstanding() == 0;
+        let mut wqe_bytes = WqeBytes::new();
         for (i, request) in list.iter().enumerate() {
             let index = tail.wrapping_add(i as u32);
             let (opcode, completed, addr, rkey, imm) = match request.operation {
@@ -865,11 +873,13 @@ impl Qp {
                 rkey,
                 length: request.length() as u32,
                 index: index as u16,
+                qpn: qp.qpn,
             };
-            let at = qp.sq.slot(index) << qp.sq.log_stride;
+            wqe_bytes.clear();
+            wqe_bytes.push(&wqe.pack());
             match request.inline {
-                Some(bytes) => qp.sq.ring.write(at + SendWqe::BYTES, bytes),
-                None => write_sges(&qp.sq.ring, at + SendWqe::BYTES, request.sges),
+                Some(bytes) => wqe_bytes.push(bytes),
+                None => request.sges.iter().for_each(|sge| wqe_bytes.push(&sge.pack())),
             }
             let operands = match request.operation {
                 Operation::CompareSwap { compare, swap: swap_or_add, .. } => Some((compare, swap_or_add)),
@@ -877,10 +887,9 @@ impl Qp {
                 _ => None,
             };
             if let Some((compare, swap_or_add)) = operands {
-                let operands = AtomicOperands { compare, swap_or_add };
-                qp.sq.ring.write(at + SendWqe::BYTES + Sge::BYTES, &operands.pack());
+                wqe_bytes.push(&AtomicOperands { compare, swap_or_add }.pack());
             }
-            qp.sq.ring.write(at, &wqe.pack());
+            qp.sq.ring.write(qp.sq.slot(index) << qp.sq.log_stride, wqe_bytes.bytes());
             qp.sq.record(index, request.wr_id, completed);
         }
         let producer = tail.wrapping_add(list.len() as u32);
@@ -890,8 +899,14 @@ impl Qp {
             return Ok(());
         }
         barrier::before_doorbell();
-        let value = SqDoorbell { qpn: qp.qpn, producer: producer as u16 };
-        qp.inner.doorbell(self.pd.user.page, doorbell::SQ_OFFSET, value.pack())
+        let bell = SqDoorbell { qpn: qp.qpn, pushed: false, producer: producer as u16 };
+        let wqe = wqe_bytes.bytes();
+        let push = self.caps.push && idle && list.len() == 1 && wqe.len() <= doorbell::PUSH_BYTES as usize;
+        let user = &self.pd.user;
+        if push && qp.inner.push(user, wqe, SqDoorbell { pushed: true, ..bell })? {
+            return Ok(());
+        }
+        qp.inner.doorbell(user.page, doorbell::SQ_OFFSET, bell.pack())
     }
 
     fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
@@ -1004,6 +1019,31 @@ impl Qp {
             return Err(Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free, depth });
         }
         Ok(queue.tail.load(Ordering::Relaxed))
+    }
+}
+
+/// A send WQE under construction, as long as the longest stride.
+struct WqeBytes {
+    bytes: [u8; 1 << contract::ring::SEND_STRIDE_MAX_LOG],
+    length: usize,
+}
+
+impl WqeBytes {
+    fn new() -> WqeBytes {
+        WqeBytes { bytes: [0; _], length: 0 }
+    }
+
+    fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
 }
 

@@ -79,6 +79,9 @@ pub struct Card {
     /// Refuse the next DMA map over the socket.
     pub refuse_map: bool,
     pub doorbells: u64,
+    /// Doorbells whose WQE was pushed as it stands in its ring.
+    pub pushed: u64,
+    push_buffer: [u8; doorbell::PUSH_BYTES as usize],
     config: Vec<u8>,
     registers: BTreeMap<u32, u64>,
     command_consumer: u32,
@@ -169,6 +172,8 @@ impl Card {
             faults: Vec::new(),
             refuse_map: false,
             doorbells: 0,
+            pushed: 0,
+            push_buffer: [0; doorbell::PUSH_BYTES as usize],
             config,
             registers: BTreeMap::new(),
             command_consumer: 0,
@@ -654,12 +659,33 @@ impl Card {
         Outcome::Failed(remote, Some(reject))
     }
 
+    /// What was pushed is the last WQE of the ring.
+    fn check_pushed(&mut self, bell: &SqDoorbell) {
+        let queues = self.qps[&bell.qpn].context.queues;
+        let slot = u64::from(bell.producer.wrapping_sub(1)) & ((1 << queues.sq_log_depth) - 1);
+        let mut ring = vec![0; 1 << queues.sq_log_stride];
+        self.dma_read(queues.sq_base + (slot << queues.sq_log_stride), &mut ring);
+        let wqe = SendWqe::unpack(ring.first_chunk().expect("a head"));
+        let length = 32 + if wqe.inline { wqe.length as usize } else { 16 * usize::from(wqe.num_sge) };
+        assert_eq!(ring[..length], self.push_buffer[..length]);
+        assert_eq!((wqe.qpn, wqe.index.wrapping_add(1)), (bell.qpn, bell.producer));
+        self.pushed += 1;
+    }
+
     fn doorbell(&mut self, offset: u64, value: u64) {
-        self.doorbells += 1;
         let (page, bytes) = ((offset / STRIDE) as u16, value.to_le_bytes());
+        let stored = (offset % STRIDE).checked_sub(doorbell::PUSH_OFFSET.into());
+        if let Some(at) = stored.filter(|at| *at < doorbell::PUSH_BYTES.into()) {
+            self.push_buffer[at as usize..][..8].copy_from_slice(&bytes);
+            return;
+        }
+        self.doorbells += 1;
         match (offset % STRIDE) as u32 {
             doorbell::SQ_OFFSET => {
                 let value = SqDoorbell::unpack(&bytes);
+                if value.pushed {
+                    self.check_pushed(&value);
+                }
                 match self.qps.get_mut(&value.qpn) {
                     Some(qp) if qp.context.rights.page == page => qp.sq_producer = value.producer,
                     Some(_) => self.reject(Reject::DoorbellOwner),

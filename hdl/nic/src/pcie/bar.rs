@@ -1,9 +1,10 @@
 //! BAR accesses of the host: TLPs in, register accesses out, completions back.
 //!
 //! In: requests (`cq`, with the BAR number beside). Out: accesses of aligned quadwords with byte enables to the
-//! registers (BAR0), doorbells (BAR2, whole quadwords only) and the MSI-X table (BAR4); for reads, completions
-//! (`cc`) cut at 128 bytes (the completion boundary of an endpoint). Any length and byte enables. One doubleword per
-//! clock; one request at a time: a read holds the next request until it is answered.
+//! registers (BAR0), doorbells (BAR2, whole quadwords only, but for the push buffers) and the MSI-X table (BAR4); for
+//! reads, completions (`cc`) cut at 128 bytes (the completion boundary of an endpoint). Any length and byte enables. A
+//! write takes two clocks per quadword that lies whole in a beat (to BAR2 one), else a clock per doubleword and one; a
+//! read a clock per doubleword. One request at a time: a read holds the next request until it is answered.
 //!
 //! Requests of another kind are answered UR (or dropped, if posted), poisoned writes dropped; both counted. Never
 //! waits for anything that waits for the host.
@@ -14,6 +15,7 @@ use crate::config::Config;
 use crate::flow::{Count, DoorbellWrite, TlpBeat};
 use crate::pcie::header;
 use contract::Reject;
+use contract::doorbell::{PUSH_BYTES, PUSH_OFFSET};
 use contract::pcie::{KIND_COMPLETION, TlpCompletionHeaderBits};
 use hdl::{Bundle, EnumSig, HwEnum, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, select, when};
 
@@ -110,6 +112,7 @@ impl Module for Bar {
     }
     fn body(&self, io: &BarIo) {
         let c = &self.0;
+        assert_eq!(PUSH_BYTES, 256, "a push buffer is known by its page's bits 11:8");
         let dwords_per_beat = c.data_bytes / 4;
         let beat_bits = hdl::index_width(dwords_per_beat);
         let phase = EnumSig::<Phase>::reg("phase", Phase::Accept);
@@ -163,13 +166,24 @@ impl Module for Bar {
         io.msix.valid.set(phase.is(Phase::Access) & bar.eq(4));
         io.register.data.assign(&access);
         io.msix.data.assign(&access);
-        let whole = enables.all();
-        io.doorbell.valid.set(phase.is(Phase::Access) & bar.eq(2) & writing & whole);
+        let pushes = access.address.bits(8, 4).eq(u64::from(PUSH_OFFSET >> 8));
+        let whole = (enables.all() | pushes).named("whole");
+        // a quadword that lies whole in the beat
+        let words: Vec<Sig> = (0..dwords_per_beat).map(|i| io.cq.data.data.bits(i * 32, 32)).collect();
+        let pairs: Vec<Sig> = words.chunks(2).map(|pair| cat(&[pair[1], pair[0]])).collect();
+        let pair = if beat_bits > 1 { select(lane.bits(1, beat_bits - 1), &pairs) } else { pairs[0] };
+        let final_pair = left.eq(2);
+        let pair_enables = cat(&[mux(final_pair, saved_header.last_be, lit(4, 0xf)), byte_enable]);
+        let both = (!upper & !lane.bit(0) & !last).named("takes_quadword");
+        let collecting = phase.is(Phase::Collect) & io.cq.valid;
+        let direct = (collecting & both & bar.eq(2) & (pair_enables.all() | pushes)).named("direct");
+        io.doorbell.valid.set(direct | (phase.is(Phase::Access) & bar.eq(2) & writing & whole));
         let stride = c.log_doorbell_stride;
         let byte = access.address;
         io.doorbell.data.page.set(byte.bits(stride, c.page_bits()));
         io.doorbell.data.offset.set(byte.bits(0, stride).resize(12));
-        io.doorbell.data.data.set(quad);
+        io.doorbell.data.data.set(mux(direct, pair, quad));
+        io.doorbell.data.enables.set(mux(direct, pair_enables, enables));
         io.register_read.ready.set(phase.is(Phase::Answer) & bar.eq(0));
         io.msix_read.ready.set(phase.is(Phase::Answer) & bar.eq(4));
 
@@ -271,21 +285,40 @@ impl Module for Bar {
                 });
             }
             Phase::Collect => {
-                when(io.cq.valid, || {
-                    let words: Vec<Sig> =
-                        (0..dwords_per_beat).map(|i| io.cq.data.data.bits(i * 32, 32)).collect();
+                let beat_over = lane.eq(dwords_per_beat - 1) | (both & lane.eq(dwords_per_beat - 2));
+                let take_beat = || when(beat_over | last | (both & final_pair), || io.cq.ready.set(high()));
+                let step = |dwords: u32| {
+                    lane.set(lane + u64::from(dwords % dwords_per_beat));
+                };
+                when(direct, || {
+                    when(io.doorbell.ready, || {
+                        take_beat();
+                        step(2);
+                        dword.set(dword + 2);
+                        left.set(left - 2);
+                        first.set(low());
+                        when(final_pair, || phase.set(Phase::Accept));
+                    });
+                })
+                .elif(io.cq.valid, || {
                     let word = select(lane, &words);
-                    when(upper, || {
+                    when(both, || {
+                        quad.set(pair);
+                        enables.set(pair_enables);
+                        step(2);
+                    })
+                    .otherwise(|| step(1));
+                    when(!both & upper, || {
                         quad.set(cat(&[word, quad.bits(0, 32)]));
                         enables.set(cat(&[byte_enable, enables.bits(0, 4)]));
-                    })
-                    .otherwise(|| {
+                    });
+                    when(!both & !upper, || {
                         quad.set(cat(&[quad.bits(32, 32), word]));
                         enables.set(cat(&[lit(4, 0), byte_enable]));
                     });
-                    lane.set(lane + 1);
-                    when(lane.eq(dwords_per_beat - 1) | last, || io.cq.ready.set(high()));
-                    when(upper | last, || phase.set(Phase::Access)).otherwise(|| {
+                    take_beat();
+                    when(upper | last | both, || phase.set(Phase::Access));
+                    when(both | !(upper | last), || {
                         dword.set(dword + 1);
                         left.set(left - 1);
                         first.set(low());

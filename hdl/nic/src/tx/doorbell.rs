@@ -2,25 +2,27 @@
 //!
 //! ```text
 //! DoorbellWrite  clock 0 rights line asked   1 judged   > post_sq, wake | post_rq, receive | CqDoorbell | EqDoorbell | counted
+//!                                                       > PushStore | PushRing
 //! ```
 //! A send or receive doorbell must name a QP that exists and belongs to the page that was written; then its producer is
 //! stored, and in the same clock schedule (SQ) or place (RQ) hears of it by a pulse. What the producer says is not judged: a wrong
 //! one makes the QP fetch WQEs that carry another index, and hurts its owner alone. CQ doorbells pass to complete, which
-//! knows the owners; EQ doorbells pass to notify, from page 0 only. Every refusal has a name: DoorbellUnknown (no such QP),
+//! knows the owners; EQ doorbells pass to notify, from page 0 only. Stores to the push buffer pass to push, which hears of
+//! every doorbell: before the turn that a pushed one wakes can reach fetch, push has offered it the WQE. Every refusal has a name: DoorbellUnknown (no such QP),
 //! DoorbellOwner (another page's), DoorbellMalformed (no doorbell at that offset).
 //!
-//! `initialise` with `reset` clears both producers. Throughput: one doorbell per 2 clocks. Latency 2. Back-pressure: only
+//! `initialise` with `reset` clears both producers. Throughput: one doorbell per 2 clocks, one store per clock. Latency 2. Back-pressure: only
 //! from complete and notify, for CQ and EQ doorbells.
 //!
 //! Requirements: CARD QPS QUE
 
 use crate::config::Config;
-use crate::flow::{Count, DoorbellWrite, QueueDoorbell, WakePulse};
+use crate::flow::{Count, DoorbellWrite, PushRing, PushStore, QueueDoorbell, WakePulse};
 use crate::prim::fifo::buffer;
 use crate::qp::{INDEX, Initialise, StateShape, StateWrite};
 use contract::Reject;
 use contract::context::QpRightsBits;
-use contract::doorbell::{CQ_OFFSET, EQ_OFFSET, RQ_OFFSET, SQ_OFFSET, SqDoorbellBits};
+use contract::doorbell::{CQ_OFFSET, EQ_OFFSET, PUSH_OFFSET, RQ_OFFSET, SQ_OFFSET, SqDoorbellBits};
 use hdl::{Module, Ports, Sig, Stream, any_of, high, lit, mux, reg_init, when};
 
 /// What this stage may count.
@@ -52,6 +54,12 @@ pub struct DoorbellIo {
     /// Producer of the receive queue.
     #[output(StateShape { address: c.0.qp_bits(), width: INDEX })]
     pub post_rq: StateWrite,
+    /// Stores to push buffers.
+    #[output(c.0.clone())]
+    pub store: PushStore,
+    /// Doorbells, whatever became of them (to push).
+    #[output(c.0.clone())]
+    pub push: PushRing,
     /// A send queue's producer moved (to schedule).
     #[output(c.0.clone())]
     pub wake: WakePulse,
@@ -83,12 +91,14 @@ impl Module for Doorbell {
     fn body(&self, io: &DoorbellIo) {
         let c = &self.0;
         let write = &io.write.data;
-        // SQ and RQ doorbells share their layout
+        // SQ and RQ doorbells share their layout, but for `pushed`
         let bell = SqDoorbellBits::unpack(write.data);
         let qp = bell.qpn.bits(0, c.qp_bits());
         io.read_qp.set(qp);
         let judging = reg_init("judging", 1, 0);
-        when(!judging & io.write.valid & !io.initialise.valid, || judging.set(1));
+        let stores = write.offset.bits(8, 4).eq(u64::from(PUSH_OFFSET >> 8));
+        let stored = (!judging & io.write.valid & stores).named("stored");
+        when(!judging & io.write.valid & !stores & !io.initialise.valid, || judging.set(1));
 
         let rights = QpRightsBits::unpack(io.rights_word);
         let exists = rights.valid
@@ -109,7 +119,7 @@ impl Module for Doorbell {
         eq.valid.set(judging & to_eq & privileged);
         let over = judging & !(to_cq & !cq.ready) & !(to_eq & privileged & !eq.ready);
         when(over, || judging.set(0));
-        io.write.ready.set(over);
+        io.write.ready.set(over | stored);
 
         let ring = judging & exists & own;
         let clear = !judging & io.initialise.valid;
@@ -119,6 +129,17 @@ impl Module for Doorbell {
             post.address.set(mux(judging, qp, io.initialise.data.qp));
             post.data.set(mux(judging, bell.producer, lit(INDEX, 0)));
         }
+        io.store.valid.set(stored);
+        io.store.page.set(write.page);
+        io.store.word.set(write.offset.bits(3, 5));
+        io.store.data.set(write.data);
+        io.store.enables.set(write.enables);
+        let pushed = (ring & sq & bell.pushed).named("pushed");
+        io.push.valid.set(over);
+        io.push.page.set(write.page);
+        io.push.pushed.set(pushed);
+        io.push.qp.set(qp);
+        io.push.index.set(bell.producer - 1);
         io.wake.valid.set(ring & sq);
         io.wake.qp.set(qp);
         io.receive.valid.set(ring & rq);

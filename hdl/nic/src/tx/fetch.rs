@@ -5,6 +5,7 @@
 //! Turn ----------------------------------------------------\------> WorkItem
 //!                                                           \-----> ReadRequest (client Fetch)
 //! ReadDone -> FIFO -> tag of the slot -> wake
+//! Pushed, its words ---> the slot under the cursor, tag
 //! ```
 //! Each QP has `wqe_slots` slots of `wqe_bytes` on chip, as many of them filled as the stride has; WQE i lies in slot i
 //! modulo the slots, under a tag {state, index}. A WQE's first quarter is read whole, what is behind it (inline data, or
@@ -13,27 +14,33 @@
 //! the WQE is read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn.
 //! The end of a read wakes the QP.
 //!
+//! A pushed WQE takes the place of its read: it is written to its slot if it is the WQE under the cursor and neither here
+//! nor being read. If it then turns out not to be whole the slot is empty. It goes before turns, so the one that its
+//! doorbell woke finds the WQE, or reads it. It waits while segment has a turn of its QP, which may hold the slot.
+//!
 //! segment takes inline data and further SGEs out by `inline_index` while the `WorkItem` stands. What is in a slot under
 //! the cursor stays until the turn's end: its read is over, and only another turn of the same QP asks for a read into it.
 //!
 //! Promises: never two reads pending into one slot; at most [`OUTSTANDING`] reads pending; no read for a QP that is
 //! neither RTS nor SQD, so after the fence and the change of state host memory is left alone; a WQE whose QP was reset
 //! while its read was pending is thrown away on arrival. A failed read is delivered as such (`failed`) and not tried again
-//! until the QP is reset. The fence token waits until no read is pending, then passes.
+//! until the QP is reset. The fence token waits until no read is pending and no pushed WQE waits, then passes.
 //!
 //! Throughput: a turn per 4 clocks when at most one WQE is to be read, one clock more for each further one; the end of a
-//! read and an initialisation cost 3 clocks each; after reset the tags are cleared first, one clock per QP. Latency of a
-//! hit: 3 clocks. Back-pressure: `work` and `request`; a WQE under the cursor waits for room in `request`, reading ahead
-//! does not. At the limit of pending reads the turn ends and its QP is woken to try again.
+//! read and an initialisation cost 3 clocks each, a pushed WQE 3 that is refused, else 3 and one per 8 bytes; after reset the
+//! tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE under
+//! the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and its QP
+//! is woken to try again.
 //!
 //! Requirements: CMD ERR QPS QUE REQ
 
 use crate::config::Config;
-use crate::flow::{ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem};
+use crate::flow::{Pushed, ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem};
 use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{INDEX, Initialise, Requester, Tx};
 use contract::QpState;
 use contract::context::{QpQueuesBits, QpRightsBits};
+use contract::doorbell::PUSH_BYTES;
 use contract::ring::SEND_FETCH_BYTES;
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, index_width, instance, lit, mux,
@@ -78,6 +85,7 @@ enum Job {
     Turn = 0,
     Done = 1,
     Initialise = 2,
+    Push = 3,
 }
 
 /// The fetch stage.
@@ -112,6 +120,18 @@ pub struct FetchIo {
     /// Queues line of that QP.
     #[input(256)]
     pub queues_word: Sig,
+    /// A pushed WQE; taken when it is in its slot, or refused.
+    #[sink(c.0.clone())]
+    pub pushed: Stream<Pushed>,
+    /// Its quadwords.
+    #[sink(64)]
+    pub pushed_word: Stream<Sig>,
+    /// All of them have been taken, the last perhaps in this clock, and `pushed_whole` holds.
+    #[input]
+    pub pushed_over: Sig,
+    /// They are the WQE.
+    #[input]
+    pub pushed_whole: Sig,
     /// To segment.
     #[source(c.0.clone())]
     pub work: Stream<WorkItem>,
@@ -172,11 +192,29 @@ impl Module for Fetch {
         let beat = io.read_data.address.bits(c.lane_bits(), beat_bits);
         let quarter = io.read_data.address.bits(byte_bits - 2, 2);
         let row = io.read_data.address.bits(byte_bits, memory.address_width());
-        let lanes = io.read_data.lanes;
+        // what is pushed comes in the clocks without read data
+        let (phase, job) = (reg_init("phase", 2, 0), reg_init("job", 2, Job::Turn as u64));
+        let (qp, cursor) = (reg("qp", c.qp_bits()), reg("cursor", INDEX));
+        let cursor_slot = cursor.bits(0, slot_bits);
+        let copying = (phase.eq(3) & job.eq(Job::Push as u64)).named("copying");
+        let quads = c.data_bytes / 8;
+        let quad = reg("pushed_quad", index_width(PUSH_BYTES / 8));
+        io.pushed_word.ready.set(copying & !arriving);
+        when(phase.none(), || quad.set(0)).elif(io.pushed_word.moves(), || quad.set(quad + 1));
+        let at = cat(&[quad, lit(3, 0)]).extend(byte_bits);
+        let beat = mux(arriving, beat, at.bits(c.lane_bits(), beat_bits));
+        let quarter = mux(arriving, quarter, at.bits(byte_bits - 2, 2)).named("quarter_written");
+        let row = mux(arriving, row, cat(&[qp, cursor_slot]));
+        let place: Vec<Sig> = (0..quads)
+            .rev()
+            .map(|i| if quads == 1 { high() } else { quad.bits(0, c.lane_bits() - 3).eq(i) }.repeat(8))
+            .collect();
+        let lanes = mux(arriving, io.read_data.lanes, cat(&place));
+        let data = mux(arriving, io.read_data.data, io.pushed_word.data.repeat(quads));
+        let writes = arriving | io.pushed_word.moves();
         let spread: Vec<Sig> = (0..beats).rev().map(|b| lanes & beat.eq(b).repeat(c.data_bytes)).collect();
-        memory.write_lanes(arriving & quarter.none(), row, io.read_data.data.repeat(beats), cat(&spread));
-        let tail_row = cat(&[row, quarter.bit(1), beat]);
-        tails.write_lanes(arriving & quarter.any(), tail_row, io.read_data.data, lanes);
+        memory.write_lanes(writes & quarter.none(), row, data.repeat(beats), cat(&spread));
+        tails.write_lanes(writes & quarter.any(), cat(&[row, quarter.bit(1), beat]), data, lanes);
 
         // ends of reads wait here: no more than reads pending
         let id_bits = c.qp_bits() + slot_bits;
@@ -190,30 +228,37 @@ impl Module for Fetch {
         let request = Stream::<ReadRequest>::wires(&(), "read");
         io.request.take(&buffer("request_fifo", &(), 2, &request));
 
-        let phase = reg_init("phase", 2, 0);
-        let job = reg_init("job", 2, Job::Turn as u64);
         let pending = reg_init("pending", index_width(OUTSTANDING) + 1, 0);
 
-        // clock 0: ends first (they free slots), then initialisation, then turns
+        // clock 0: ends first (they free slots), then initialisation, then what is pushed, then turns
+        let work_valid = reg_init("item_valid", 1, 0);
+        let work = Known::regs(c, "item");
         let take_done = ended.output.valid;
         let take_init = !take_done & io.initialise.valid;
-        let fence_ready = pending.none();
-        let take_turn = !take_done & !take_init & io.turn.valid & (!io.turn.data.fence | fence_ready);
+        let in_segment = work_valid & work.qp.eq(io.pushed.data.qp);
+        let take_push = !take_done & !take_init & io.pushed.valid & !in_segment;
+        let fence_ready = pending.none() & !io.pushed.valid;
+        let take_turn =
+            !any_of(&[take_done, take_init, take_push]) & io.turn.valid & (!io.turn.data.fence | fence_ready);
         // after reset the tags are cleared, one QP per clock: what they say of pending reads is void
         let sweep = reg_init("sweep", c.qp_bits() + 1, 0);
         let sweeping = !sweep.msb();
         when(sweeping, || sweep.set(sweep + 1));
         let at_rest = (phase.eq(0) & !sweeping).named("at_rest");
-        let qp = reg("qp", c.qp_bits());
-        let qp_now =
-            mux(take_done, done_qp, mux(take_init, io.initialise.data.qp, io.turn.data.qp)).named("qp_now");
+        let qp_now = mux(
+            take_done,
+            done_qp,
+            mux(take_init, io.initialise.data.qp, mux(take_push, io.pushed.data.qp, io.turn.data.qp)),
+        )
+        .named("qp_now");
         let reading = mux(at_rest, qp_now, qp).named("reading");
         io.read_qp.set(reading);
-        when(at_rest & (take_done | take_init | take_turn), || {
+        when(at_rest & any_of(&[take_done, take_init, take_push, take_turn]), || {
             phase.set(1);
             qp.set(qp_now);
             when(take_done, || job.set(Job::Done as u64))
                 .elif(take_init, || job.set(Job::Initialise as u64))
+                .elif(take_push, || job.set(Job::Push as u64))
                 .otherwise(|| job.set(Job::Turn as u64));
         });
 
@@ -229,7 +274,9 @@ impl Module for Fetch {
             when(arrives, || r.set(value));
             r
         };
-        let cursor = keep("cursor", mux(tx.epoch.ne(requester.epoch), requester.got_wqe, tx.cursor_wqe));
+        when(arrives, || {
+            cursor.set(mux(tx.epoch.ne(requester.epoch), requester.got_wqe, tx.cursor_wqe));
+        });
         let producer = keep("producer", io.post_sq_word);
         let queues = QpQueuesBits::unpack(keep("queues_line", io.queues_word));
         let rights_now = QpRightsBits::unpack(io.rights_word);
@@ -264,13 +311,10 @@ impl Module for Fetch {
                 free & !here[s as usize] & (wanted[s as usize] - cursor).lt(posted) & may_read
             })
             .collect();
-        let cursor_slot = cursor.bits(0, slot_bits);
         let is_turn = job.eq(Job::Turn as u64);
         let fence = reg("fence", 1);
         when(at_rest, || fence.set(io.turn.data.fence));
 
-        let work_valid = reg_init("item_valid", 1, 0);
-        let work = Known::regs(c, "item");
         let free = !work_valid | io.work.ready;
         let emits = (phase.eq(2) & is_turn & free).named("emits");
         // the memory's own output register holds it
@@ -311,8 +355,20 @@ impl Module for Fetch {
         });
         io.turn.ready.set(at_rest & take_turn);
 
+        // a pushed WQE: into a slot that nobody reads into and that does not hold it
+        let is_push = job.eq(Job::Push as u64);
+        let states: Vec<Sig> = (0..slots).map(slot_state).collect();
+        let slot_busy = select(cursor_slot, &states);
+        let slot_busy = slot_busy.eq(Slot::Pending as u64) | slot_busy.eq(Slot::Doomed as u64);
+        let accepts = may_read & cursor.eq(io.pushed.data.index) & !slot_busy & !select(cursor_slot, &here);
+        let refuses = (phase.eq(2) & is_push & !accepts).named("refuses_pushed");
+        when(phase.eq(2) & is_push, || phase.set(mux(accepts, lit(2, 3), lit(2, 0))));
+        let copied = (copying & io.pushed_over).named("copied_pushed");
+        when(copied, || phase.set(0));
+        io.pushed.ready.set(refuses | copied);
+
         // clock 3 and on: one read per clock, the cursor's first. Tags are written at the end.
-        let issuing = phase.eq(3);
+        let issuing = phase.eq(3) & is_turn;
         let order: Vec<Sig> =
             (0..slots).map(|ahead| cursor_slot + lit(slot_bits, u64::from(ahead))).collect();
         let mut chosen = order[slots as usize - 1];
@@ -365,23 +421,30 @@ impl Module for Fetch {
                     mux(done_failed, state(Slot::Failed), state(Slot::Present)),
                 );
                 let requested = issued_now.bit(s);
+                let pushed = is_push & cursor_slot.eq(s);
+                let filled = mux(io.pushed_whole, state(Slot::Present), state(Slot::Empty));
                 let next_state = mux(
                     job.eq(Job::Initialise as u64),
                     reset,
                     mux(
                         job.eq(Job::Done as u64),
                         mux(done_slot.eq(s), arrived, was),
-                        mux(requested, state(Slot::Pending), was),
+                        mux(pushed, filled, mux(is_turn & requested, state(Slot::Pending), was)),
                     ),
                 );
-                let next_index = mux(is_turn & requested, wanted[s as usize], slot_index(s));
+                let next_index = mux((is_turn & requested) | pushed, wanted[s as usize], slot_index(s));
                 cat(&[next_state, next_index])
             })
             .collect();
         let settling = phase.eq(2) & job.eq(Job::Done as u64);
         let clearing = phase.eq(2) & job.eq(Job::Initialise as u64);
-        let tag_changes =
-            settling | (clearing & io.initialise.data.reset) | (over & issued_now.any()) | sweeping;
+        let tag_changes = any_of(&[
+            settling,
+            clearing & io.initialise.data.reset,
+            over & issued_now.any(),
+            copied,
+            sweeping,
+        ]);
         tags.write(
             tag_changes,
             mux(sweeping, sweep.bits(0, c.qp_bits()), qp),
@@ -397,7 +460,13 @@ impl Module for Fetch {
         io.idle.set(
             at_rest
                 & pending.none()
-                & !any_of(&[io.turn.valid, io.initialise.valid, work_valid, io.request.valid]),
+                & !any_of(&[
+                    io.turn.valid,
+                    io.initialise.valid,
+                    io.pushed.valid,
+                    work_valid,
+                    io.request.valid,
+                ]),
         );
     }
 }

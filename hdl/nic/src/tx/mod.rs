@@ -1,4 +1,4 @@
-//! Transmit: doorbell > schedule > fetch > segment > gather > packetise.
+//! Transmit: doorbell (> push) > schedule > fetch > segment > gather > packetise.
 //!
 //! Every turn of a QP passes schedule, fetch and segment once and ends in segment; one turn per QP is under way, so the
 //! transmit side's own words stand still during it. Data leaves segment toward gather, responses leave it on a way of
@@ -9,6 +9,7 @@
 //! bytes.
 
 pub mod doorbell;
+pub mod push;
 pub mod schedule;
 pub mod fetch;
 pub mod segment;

@@ -414,6 +414,8 @@ pub struct Card {
     due: u64,
     load_now: bool,
     clocks: u64,
+    /// When the card took the last beat of a request of the host, in ps.
+    request_taken: u64,
     violations: Vec<Violation>,
     dumped: Option<u64>,
 }
@@ -444,6 +446,7 @@ impl Card {
             due: NEVER,
             load_now: false,
             clocks: 0,
+            request_taken: 0,
             violations: Vec::new(),
             dumped: None,
             config,
@@ -470,6 +473,11 @@ impl Card {
     /// Core clocks so far: those that were evaluated, not those slept through.
     pub fn clocks(&self) -> u64 {
         self.clocks
+    }
+
+    /// When it took the last byte of the host's last request, in ps.
+    pub fn request_taken(&self) -> u64 {
+        self.request_taken
     }
 
     /// Whether no reset is under way.
@@ -659,6 +667,9 @@ impl Card {
         }
         if cq_moves {
             self.cq.taken(&mut self.top, &pins.cq);
+            if !self.cq.shown {
+                self.request_taken = now;
+            }
         }
         let frame = if line { self.after_line(now) } else { None };
         if core {

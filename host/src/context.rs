@@ -356,7 +356,10 @@ impl Context {
             gids,
         };
         inner.events.arm(&inner)?;
-        Ok(Context { inner: Arc::new(inner), user: Arc::new(User { page, push: Mutex::default(), inner: None }) })
+        Ok(Context {
+            inner: Arc::new(inner),
+            user: Arc::new(User { page, push: Mutex::default(), inner: None }),
+        })
     }
 
     /// The same card for another user, who has a doorbell page of its own: none of them can ring for what another made.

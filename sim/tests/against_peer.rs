@@ -11,7 +11,9 @@ mod programs;
 use contract::{PathMtu, Reject, WcStatus, verbs::access};
 use host::{Completion, Gid};
 use peer::{Address, Landing, QpParams, Region, SendOp, Tuning};
-use programs::{Done, Op, Plan, RECEIVES, Receive, Request, SGES, Space, Work, number, requests, runner};
+use programs::{
+    Done, Op, Plan, RECEIVES, Receive, Request, SEND_SGES, SGES, Space, Work, number, requests, runner,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use sim::{
@@ -50,6 +52,7 @@ struct Connection {
     /// READs and atomics at a time.
     depths: [u8; 2],
     max_inflight: u16,
+    max_inline: u32,
     /// Receives are posted one at a time while all runs.
     late: [bool; 2],
 }
@@ -98,17 +101,11 @@ fn connection() -> impl Strategy<Value = Connection> {
         tuning(),
         [1..=16u8, 1..=16u8],
         inflight,
+        prop_oneof![Just(0u32), Just(32), Just(96), Just(220)],
         any::<[bool; 2]>(),
     )
-        .prop_map(|(requests, mtu, ipv6, psns, tuning, depths, max_inflight, late)| Connection {
-            requests,
-            mtu,
-            ipv6,
-            psns,
-            tuning,
-            depths,
-            max_inflight,
-            late,
+        .prop_map(|(requests, mtu, ipv6, psns, tuning, depths, max_inflight, max_inline, late)| {
+            Connection { requests, mtu, ipv6, psns, tuning, depths, max_inflight, max_inline, late }
         })
 }
 
@@ -140,6 +137,7 @@ impl AddAssign for Troubles {
 /// A connection under way.
 struct Link {
     qp: host::Qp,
+    max_inline: usize,
     peer_qp: u32,
     /// Of the card, of the peer.
     plans: [Plan; 2],
@@ -166,7 +164,8 @@ impl Link {
 fn connect(story: &mut Story, host: &Host, connection: &Connection, plans: [Plan; 2]) -> Link {
     let Connection { mtu, ipv6, psns, tuning, depths, .. } = *connection;
     let init = host::QpInit {
-        max_send_sge: SGES as u32,
+        max_send_sge: SEND_SGES as u32,
+        max_inline: connection.max_inline,
         max_recv_sge: SGES as u32,
         max_send_wr: 16,
         max_recv_wr: 16,
@@ -205,7 +204,15 @@ fn connect(story: &mut Story, host: &Host, connection: &Connection, plans: [Plan
     attr.min_rnr_timer = 1;
     (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (depths[0], depths[1]);
     qp.connect_with(&attr).expect("the card connects");
-    Link { qp, peer_qp, plans, late: [vec![], vec![]], card: vec![], peer: vec![] }
+    Link {
+        qp,
+        max_inline: connection.max_inline as usize,
+        peer_qp,
+        plans,
+        late: [vec![], vec![]],
+        card: vec![],
+        peer: vec![],
+    }
 }
 
 /// A piece of the peer's region.
@@ -293,7 +300,7 @@ fn run(story: &mut Story, host: &Host, program: &Program) {
     }
     for link in &links {
         for work in &link.plans[0].work {
-            programs::post(&link.qp, &host.memory, (VA, key), work);
+            programs::post(&link.qp, link.max_inline, &host.memory, (VA, key), work);
         }
         for work in &link.plans[1].work {
             let far = (host.memory.addr(), host.memory.rkey());

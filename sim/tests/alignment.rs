@@ -56,7 +56,16 @@ impl Batch {
             Op::CompareSwap(..) => (WcOpcode::CompSwap, 8),
         };
         self.sent.push(Done { wr_id, opcode, status: WcStatus::Success, byte_len, imm: None });
-        self.work.push(Work { wr_id, op, sges, far, signaled: true, solicited: false, fence: false });
+        self.work.push(Work {
+            wr_id,
+            op,
+            sges,
+            far,
+            signaled: true,
+            solicited: false,
+            fence: false,
+            inline: false,
+        });
     }
 
     /// A SEND, WRITE or READ from or to the local alignment, to or from the remote one.
@@ -146,7 +155,7 @@ impl Bench {
         for (me, end) in self.ends.iter().enumerate() {
             let far = &self.ends[1 - me].memory;
             for work in &batches[me].work {
-                programs::post(&end.qp, &end.memory, (far.addr(), far.rkey()), work);
+                programs::post(&end.qp, 0, &end.memory, (far.addr(), far.rkey()), work);
             }
             self.messages += batches[me].work.len();
         }

@@ -13,7 +13,7 @@ mod programs;
 
 use contract::{Opcode, PathMtu, Reject, StageCounter, opcode::Kind};
 use host::{Completion, QpInit};
-use programs::{Done, Plan, RECEIVES, Receive, SGES, Space, number, requests, runner};
+use programs::{Done, Plan, RECEIVES, Receive, SEND_SGES, SGES, Space, number, requests, runner};
 use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
 use sim::{
     backend::{lock, pass},
@@ -96,8 +96,9 @@ fn connect(ends: &[End; 2], number: usize) -> Pair {
     let mtu = [PathMtu::Mtu256, PathMtu::Mtu1024, PathMtu::Mtu512, PathMtu::Mtu4096][number];
     let make = |end: &End| {
         let init = QpInit {
-            max_send_sge: SGES as u32,
+            max_send_sge: SEND_SGES as u32,
             max_recv_sge: SGES as u32,
+            max_inline: INLINE as u32,
             max_inflight: [128, 0, 7, 40][number],
             ..QpInit::rc(&end.cq, &end.cq)
         };
@@ -158,7 +159,7 @@ fn round(story: &Story, ends: &[End; 2], pairs: &[Pair], random: &mut TestRunner
         for me in 0..2 {
             let far = &ends[1 - me].memory;
             for work in &plans[me].work {
-                programs::post(&pair.qps[me], &ends[me].memory, (far.addr(), far.rkey()), work);
+                programs::post(&pair.qps[me], INLINE, &ends[me].memory, (far.addr(), far.rkey()), work);
             }
         }
     }
@@ -212,6 +213,9 @@ fn collect(ends: &[End; 2], pairs: &[Pair], done: &mut [[Vec<Completion>; 2]]) -
     }
     all
 }
+
+/// Bytes of a message that may stand in a work request: as many as the card takes.
+const INLINE: usize = 220;
 
 /// What such a wire makes a card refuse.
 const HARMLESS: [Reject; 8] = [

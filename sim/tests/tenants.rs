@@ -170,7 +170,8 @@ impl Villain {
             1 | 2 => {
                 let (qpn, producer) = (self.number(story), story.below(1 << 16) as u16);
                 if story.below(2) == 0 {
-                    self.store(story, doorbell::SQ_OFFSET.into(), &SqDoorbell { qpn, producer }.pack());
+                    let bell = SqDoorbell { qpn, pushed: story.below(2) == 0, producer };
+                    self.store(story, doorbell::SQ_OFFSET.into(), &bell.pack());
                 } else {
                     self.store(story, doorbell::RQ_OFFSET.into(), &RqDoorbell { qpn, producer }.pack());
                 }
@@ -188,7 +189,8 @@ impl Villain {
                 // a storm
                 let qpn = self.queues[0].0.number();
                 for producer in 0..64 {
-                    self.store(story, doorbell::SQ_OFFSET.into(), &SqDoorbell { qpn, producer }.pack());
+                    let bell = SqDoorbell { qpn, pushed: producer % 2 == 1, producer };
+                    self.store(story, doorbell::SQ_OFFSET.into(), &bell.pack());
                 }
             }
             _ => {

@@ -793,7 +793,12 @@ fn a_foreign_page_does_not_move_a_cq() {
 #[test]
 fn a_cq_of_the_drivers_own_eq_cannot_be_armed_and_still_tells_of_its_overflow() {
     let mut s = start(&Complete(Config::small()));
-    put(&mut s, 2, 0, &CqEntry { valid: true, log_depth: 1, page: 5, eqn: 0, base: 0x1_0000 }.pack());
+    put(
+        &mut s,
+        2,
+        0,
+        &CqEntry { valid: true, log_depth: 1, page: 5, base: 0x1_0000, ..CqEntry::default() }.pack(),
+    );
     s.poke("write_ready", 1);
     s.poke("event_ready", 1);
     let mut events = vec![];
@@ -1080,7 +1085,7 @@ fn a_key_ends_between_the_words_of_commands_and_its_region_stays() {
     assert_eq!(r.status, ok);
     let of_command: Vec<u64> = puts.iter().filter(|p| p.1 == 8).map(|p| p.3).collect();
     assert_eq!(of_command, words[..4]);
-    assert!(puts.iter().any(|p| *p == (1, 7, 0, 0)) && puts.iter().all(|p| p.1 == 8 || *p == (1, 7, 0, 0)));
+    assert!(puts.contains(&(1, 7, 0, 0)) && puts.iter().all(|p| p.1 == 8 || *p == (1, 7, 0, 0)));
     s.poke("invalidate_valid", 0);
     // the driver gives the region back, and its number is free
     let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 6).with_data(&words));

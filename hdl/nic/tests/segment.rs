@@ -192,7 +192,7 @@ impl Bench {
             self.inside += u64::from(data);
             let [wqe, offset, responds, again, inline, more] =
                 ["wqe_index", "offset", "responds", "again", "inline", "more"]
-                .map(|f| if data { s.peek(&format!("data_{f}")) } else { 0 });
+                    .map(|f| if data { s.peek(&format!("data_{f}")) } else { 0 });
             let sges = if data { s.peek_bits("data_sges") } else { Bits::zero(512) };
             let mut get = |f: &str| s.peek(&format!("{packet}_{f}"));
             if get("fence") == 1 {

@@ -20,8 +20,9 @@ use rand_chacha::{
 };
 use std::ops::Range;
 
-/// Elements of a list at a card.
+/// Elements of a list into which a card writes, and of one from which it sends.
 pub const SGES: usize = 4;
+pub const SEND_SGES: usize = 16;
 /// Longest message.
 pub const LONGEST: usize = 1 << 13;
 /// What the requests of a direction name at the far end; atomics work on the first eight words of it.
@@ -63,6 +64,8 @@ pub struct Request {
     signaled: bool,
     solicited: bool,
     fence: bool,
+    /// Its message stands in the work request, if it has room.
+    inline: bool,
     /// The list of whoever asks.
     near: Pieces,
     /// The list of the receive that it takes, and how much longer that is.
@@ -86,19 +89,22 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn pieces() -> impl Strategy<Value = Pieces> {
-    proptest::collection::vec((any::<u8>(), 0..64u8), 1..=SGES)
+fn pieces(most: usize) -> impl Strategy<Value = Pieces> {
+    let some = |most| proptest::collection::vec((any::<u8>(), 0..64u8), 1..=most);
+    prop_oneof![3 => some(SGES), 1 => some(most)]
 }
 
 /// So many random requests.
 pub fn requests(count: Range<usize>) -> impl Strategy<Value = Vec<Request>> {
     let weighted = proptest::bool::weighted;
-    let request = (step(), weighted(0.7), weighted(0.2), weighted(0.1), pieces(), pieces(), 0..3u8).prop_map(
-        |(step, signaled, solicited, fence, near, far, room)| Request {
+    let flags = (weighted(0.7), weighted(0.2), weighted(0.1), weighted(0.6));
+    let request = (step(), flags, pieces(SEND_SGES), pieces(SGES), 0..3u8).prop_map(
+        |(step, (signaled, solicited, fence, inline), near, far, room)| Request {
             step,
             signaled,
             solicited,
             fence,
+            inline,
             near,
             far,
             room,
@@ -123,7 +129,7 @@ pub fn number(name: &str, default: u64) -> u64 {
 pub struct Space {
     pub before: Vec<u8>,
     pub after: Vec<u8>,
-    /// Elements that its lists may have.
+    /// Elements that a list may have into which its end writes.
     sges: usize,
     dice: ChaCha8Rng,
 }
@@ -152,8 +158,8 @@ impl Space {
     }
 
     /// `length` bytes in pieces between guards; no piece at all for no bytes in one.
-    fn take(&mut self, length: usize, pieces: &[(u8, u8)]) -> Vec<Range<usize>> {
-        let pieces = &pieces[..pieces.len().min(self.sges)];
+    fn take(&mut self, length: usize, pieces: &[(u8, u8)], most: usize) -> Vec<Range<usize>> {
+        let pieces = &pieces[..pieces.len().min(most)];
         if length == 0 && pieces.len() == 1 {
             return Vec::new();
         }
@@ -221,6 +227,7 @@ pub struct Work {
     pub signaled: bool,
     pub solicited: bool,
     pub fence: bool,
+    pub inline: bool,
 }
 
 /// A receive to post.
@@ -310,7 +317,8 @@ impl Plan {
             if signaled {
                 plan.sent.push(Done { wr_id, opcode, status: WcStatus::Success, byte_len, imm: None });
             }
-            plan.work.push(Work { wr_id, op, sges, far: there.start, signaled, solicited, fence });
+            let inline = request.inline;
+            plan.work.push(Work { wr_id, op, sges, far: there.start, signaled, solicited, fence, inline });
         }
         plan
     }
@@ -325,7 +333,9 @@ impl Plan {
     ) -> (Op, Vec<Range<usize>>) {
         let length = there.len();
         let atomic = matches!(request.step, Step::FetchAdd { .. } | Step::CompareSwap { .. });
-        let sges = near.take(length, if atomic { &request.near[..1] } else { &request.near });
+        let sends = matches!(request.step, Step::Send { .. } | Step::Write { .. });
+        let most = if sends { SEND_SGES } else { near.sges };
+        let sges = near.take(length, &request.near, if atomic { 1 } else { most });
         let found = far.after[there.clone()].to_vec();
         let message = near.get(&sges);
         let word = || u64::from_le_bytes(found[..].try_into().expect("eight bytes"));
@@ -350,8 +360,8 @@ impl Plan {
         }
         let is_send = matches!(op, Op::Send(_));
         if is_send || imm.is_some() {
-            let landing =
-                far.take(if is_send { length } else { 0 } + usize::from(request.room), &request.far);
+            let room = if is_send { length } else { 0 } + usize::from(request.room);
+            let landing = far.take(room, &request.far, far.sges);
             let opcode = if is_send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
             if is_send {
                 far.put(&landing, &message);
@@ -365,8 +375,9 @@ impl Plan {
     }
 }
 
-/// Posts work on a card's QP: `near` holds the near space, the far one begins at this address and has this key.
-pub fn post(qp: &Qp, near: &Mr, far: (u64, u32), work: &Work) {
+/// Posts work on a card's QP of so many inline bytes: `near` holds the near space, the far one begins at this address and
+/// has this key.
+pub fn post(qp: &Qp, max_inline: usize, near: &Mr, far: (u64, u32), work: &Work) {
     let sges: Vec<_> = work.sges.iter().map(|range| near.sge(range.clone()).expect("a piece")).collect();
     let (addr, rkey) = (far.0 + work.far as u64, far.1);
     let operation = match work.op {
@@ -379,7 +390,18 @@ pub fn post(qp: &Qp, near: &Mr, far: (u64, u32), work: &Work) {
         Op::CompareSwap(compare, swap) => Operation::CompareSwap { addr, rkey, compare, swap },
     };
     let Work { wr_id, signaled, solicited, fence, .. } = *work;
-    let wr = SendWr { signaled, solicited, fence, ..SendWr::new(wr_id, operation, &sges) };
+    let mut wr = SendWr { signaled, solicited, fence, ..SendWr::new(wr_id, operation, &sges) };
+    let mut message = Vec::new();
+    if work.inline && matches!(work.op, Op::Send(_) | Op::Write(_)) {
+        for range in &work.sges {
+            let from = message.len();
+            message.resize(from + range.len(), 0);
+            near.read(range.start, &mut message[from..]).expect("a piece");
+        }
+        if message.len() <= max_inline {
+            wr = wr.inline(&message);
+        }
+    }
     qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post {work:?}: {error}"));
 }
 

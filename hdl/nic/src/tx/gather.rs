@@ -51,8 +51,8 @@ use contract::ring::{MAX_SEND_SGE, SgeBits};
 use contract::verbs::access;
 use contract::{Opcode, Reject, Syndrome, WcStatus};
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, cat, high, index_width, instance, lit, low, mux, reg, reg_init,
-    select, when,
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, high, index_width, instance, lit, low, mux, reg,
+    reg_init, select, when,
 };
 
 /// What this stage may count.

@@ -384,9 +384,8 @@ impl Module for Segment {
         let wrong_index = wqe.index.ne(tx.cursor_wqe);
         // READs of a QP that may have none outstanding would wait for ever
         let unknown_opcode = wqe.opcode.gt(WrOpcode::AtomicFetchAndAdd as u64) & !is_local & !with_inv;
-        let wrong_opcode = unknown_opcode
-            | (is_read & (rights.max_rd_atomic.none() | wqe.inline))
-            | (is_local & wqe.inline);
+        let wrong_opcode =
+            unknown_opcode | (is_read & (rights.max_rd_atomic.none() | wqe.inline)) | (is_local & wqe.inline);
         let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
         let reason = computed(
             "reason",
@@ -428,13 +427,7 @@ impl Module for Segment {
         let could_invalidate = sendable & !bad & fresh & is_local & settled;
         let does_invalidate = could_invalidate & io.local.ready;
         let fits = mux(is_read, read_fits, open);
-        let could_send = sendable
-            & !bad
-            & !is_local
-            & fits
-            & inside
-            & (!fresh | record_free)
-            & !fenced;
+        let could_send = sendable & !bad & !is_local & fits & inside & (!fresh | record_free) & !fenced;
         let replies_first = (could_reply & !(could_send & tx.res_turn)).named("replies_first");
         // the packet has gone, its last words have not
         let ahead_of_words = reg_init("ahead_of_words", 1, 0);

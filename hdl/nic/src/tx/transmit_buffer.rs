@@ -4,6 +4,8 @@
 //! without. gather asks for no read while it hands on inline data, so the reads before it delay it by what they have left
 //! and no more. Out: the word at `read_address`, one clock later; it stays while `read` is low. A ring: addresses count
 //! modulo the buffer's size on both sides. Who owns which bytes is gather's business; nothing here checks it.
+//!
+//! Requirements: REQ
 
 use crate::config::Config;
 use crate::flow::{InlineWord, ReadClient, ReadData};

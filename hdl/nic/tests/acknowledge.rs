@@ -429,11 +429,12 @@ fn an_error_of_this_side_names_its_cause_one_of_the_peer_and_a_success_none() {
         b.run(10);
         assert_eq!((b.done.len(), b.causes.clone()), (2, vec![0, cause]), "{what}");
     }
-    // a NAK that waits for READs before it
+    // a NAK that waits for READs before it, and takes the place of a later fault of this side
     let mut b = Bench::new();
-    b.fault(1, 5, 4);
     b.send_read(0, 8, true);
     b.send(0, 1, true, 0);
+    b.send(0, 1, true, 0);
+    b.fault(0, 2, 4);
     b.response(0, 0, 0x10, 8);
     b.respond(0, 1, 0x61);
     b.placement(0, 0, 0);

@@ -1063,8 +1063,10 @@ fn a_new_life_of_a_qp_waits_for_the_local_invalidate_of_the_last_one() {
     for (n, v) in [("valid", 1), ("qp", 3), ("receive", 1)] {
         b.s.poke(&format!("initialise_{n}"), v);
     }
-    b.run(50);
-    assert_eq!(b.s.peek("initialise_ready"), 0);
+    for _ in 0..50 {
+        assert_eq!(b.s.peek("initialise_ready"), 0);
+        b.clock();
+    }
     b.command_busy = false;
     for n in 0.. {
         b.clock();

@@ -370,6 +370,8 @@ impl Module for Front {
         segment.gone.set(io.data.moves());
         segment.kick.ready.set(1);
         segment.fault.ready.set(1);
+        segment.local.ready.set(1);
+        segment.event.ready.set(1);
         io.retransmit.set(segment.retransmit);
         io.idle.set(schedule.idle & fetch.idle & segment.idle);
         type Reader = (Sig, Sig);

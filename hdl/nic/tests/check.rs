@@ -776,6 +776,27 @@ fn the_first_packet_that_is_taken_in_rtr_establishes_and_no_other() {
 }
 
 #[test]
+fn a_region_of_another_size_under_the_same_number_has_its_own_bounds_and_order() {
+    let mut b = Bench::new();
+    for (n, (length, tag, relaxed)) in
+        [(100, 1, false), (50, 2, true), (200, 3, false)].into_iter().enumerate()
+    {
+        let entry = MrEntry { length, tag, relaxed_ordering: relaxed, ..region() };
+        b.model.mrs[3] = entry;
+        for (length, fits) in [(length, true), (length + 1, false)] {
+            b.start(0, qp(0));
+            let p = Packet { rkey: 3 << 8 | u32::from(tag), ..packet(0x0a, 0, length as u16) };
+            let r = b.expect(&p);
+            assert_eq!(r.1, (!fits).then_some(Reject::RkeyBounds), "registration {n}, {length} bytes");
+            assert!(!fits || b.s.peek("verdict_relaxed") == u64::from(relaxed));
+        }
+        b.start(0, qp(0));
+        let old = Packet { rkey: 3 << 8 | u32::from(tag - 1), ..packet(0x0a, 0, 8) };
+        assert_eq!(b.expect(&old).1, Some(Reject::RkeyTag));
+    }
+}
+
+#[test]
 fn a_lost_middle_packet_is_named_by_one_nak() {
     let mut b = Bench::new();
     b.expect(&packet(0x00, 0, 256));

@@ -1128,3 +1128,48 @@ fn of_a_cq_only_its_moderation_can_be_modified() {
     let (r, puts) = command(&mut s, &mut n, entry(CommandOpcode::DestroyCq, 0));
     assert_eq!((r.status, puts), (ok, vec![(2, 4, 0, 0)]));
 }
+
+#[test]
+fn a_command_that_cannot_be_read_is_answered_as_internal_and_counted_and_the_next_one_is_executed() {
+    let mut s = start(&Command { c: Config::small(), initialised: 2 });
+    s.poke("command_base", 0x10_0000);
+    s.poke("response_base", 0x20_0000);
+    s.poke("log_depth", 2);
+    let mut n = 0;
+    let entry = CommandEntry {
+        opcode: CommandOpcode::CreateEq as u8,
+        index: 2,
+        sequence: 5,
+        word_mask: 3,
+        ..Default::default()
+    };
+    // what an earlier command left behind must not be executed
+    assert_eq!(command(&mut s, &mut n, entry).0.status, CommandStatus::Ok as u8);
+    n += 1;
+    s.poke("producer", n);
+    until(&mut s, 5000, "read", |s| s.peek("read_valid") == 1);
+    s.poke("read_ready", 1);
+    s.clock();
+    s.poke("read_ready", 0);
+    s.poke("read_done_valid", 1);
+    s.poke("read_done_client", 3);
+    s.poke("read_done_failed", 1);
+    assert_eq!((s.peek("count_valid"), s.peek("count_index")), (1, Reject::CommandFetchFailed as u64));
+    s.clock();
+    s.poke("read_done_valid", 0);
+    s.poke("read_done_failed", 0);
+    let (mut bytes, mut counts) = (vec![], 0);
+    while bytes.len() < 256 {
+        counts += s.peek("count_valid");
+        assert_eq!(s.peek("table_valid"), 0);
+        if s.peek("write_valid") == 1 {
+            bytes.extend(s.peek_bits("write_data").to_bytes());
+        }
+        s.clock();
+    }
+    s.clock();
+    let response = CommandResponse::unpack(&bytes.try_into().unwrap());
+    assert_eq!((response.status, response.data(), counts), (CommandStatus::Internal as u8, [0; 16], 0));
+    let next = CommandEntry { opcode: CommandOpcode::DestroyEq as u8, ..entry };
+    assert_eq!(command(&mut s, &mut n, next).0.status, CommandStatus::Ok as u8);
+}

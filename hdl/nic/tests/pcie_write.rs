@@ -1,7 +1,7 @@
 //! The write engine and the arbiter of the request interface. Every TLP is judged by rules written from the bus's
 //! side, and must be the next bytes of the oldest write taken.
 //!
-//! Requirements: ATOM PCIE QUE
+//! Requirements: ATOM MEM PCIE QUE
 
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;

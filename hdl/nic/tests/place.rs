@@ -122,6 +122,8 @@ struct Bench {
     /// How often the write engine and complete take something: one clock in n.
     slow: u64,
     pieces: Vec<Piece>,
+    /// Of each, whether it may pass other writes.
+    relaxed: Vec<bool>,
     written: usize,
     done: Vec<Done>,
     events: Vec<(u64, u64)>,
@@ -217,6 +219,7 @@ impl Bench {
             doorbells: VecDeque::new(),
             slow: 1,
             pieces: vec![],
+            relaxed: vec![],
             written: 0,
             done: vec![],
             events: vec![],
@@ -409,6 +412,7 @@ impl Bench {
             self.ended.push(region);
         }
         if moves(s, "payload") {
+            self.relaxed.push(s.peek("payload_relaxed") == 1);
             let mut get = |n: &str| s.peek(&format!("payload_{n}"));
             self.pieces.push((get("iova"), get("length") as u32, get("address") as u32));
             self.unwritten.push_back(self.time + 1 + self.write_latency);
@@ -841,6 +845,27 @@ fn the_packet_that_establishes_a_connection_raises_its_event_when_it_is_written(
     b.offer(Verdict { establishes: true, ..send(3, 100, 0, 9) });
     b.settle();
     assert_eq!(b.events[2..], [(3, 2)]);
+}
+
+#[test]
+fn payload_may_pass_other_writes_only_if_its_region_says_so() {
+    let mut b = Bench::new(1);
+    let region = MrEntry::unpack(&b.rams[5].words[2].to_bytes().try_into().unwrap());
+    let loose = MrEntry { relaxed_ordering: true, tag: 9, ..region };
+    b.rams[5].words[4] = Bits::from_bytes(256, &loose.pack());
+    let (strict, easy) = (sge(0x10_0000, 8), Sge { lkey: 4 << 8 | 9, ..sge(0x10_0000, 8) });
+    b.post(0, &[strict, easy, strict]);
+    b.offer(send(0, 100, 0, 24));
+    b.settle();
+    // of a WRITE check has said
+    for relaxed in [false, true] {
+        b.offer(Verdict { relaxed, ..write(1, 100 + u32::from(relaxed), 0x1000, 8) });
+        b.settle();
+    }
+    b.list(0, &[easy, strict]);
+    b.responses.push_back(data(2, 0, 0, 16, true));
+    b.settle();
+    assert_eq!(b.relaxed, [false, true, false, false, true, true, false]);
 }
 
 #[test]

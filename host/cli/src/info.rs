@@ -53,6 +53,8 @@ fn features(bits: u32) -> Vec<&'static str> {
         (INLINE, "inline"),
         (IPV6, "ipv6"),
         (PUSH, "push"),
+        (INVALIDATE, "invalidate"),
+        (MODERATION, "moderation"),
     ];
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }

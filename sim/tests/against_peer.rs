@@ -397,9 +397,11 @@ fn close(mut story: Story, host: Host) -> Troubles {
     troubles
 }
 
-/// What a card may refuse on such a wire. A frame of a QP that is gone may still be on its way.
-const HARMLESS: [Reject; 11] = [
+/// What a card may refuse on such a wire. A frame of a QP that is gone may still be on its way; small packets behind
+/// atomics come faster than the host answers.
+const HARMLESS: [Reject; 12] = [
     Reject::BadFcs,
+    Reject::BufferFull,
     Reject::UnknownQp,
     Reject::WrongQpState,
     Reject::PsnOutOfSequence,
@@ -492,7 +494,7 @@ fn random_programs_end_as_written_at_both_ends() {
             let end = (start + ROOM).min(count);
             troubles += room(first + start..first + end);
             let done = over.fetch_add(end - start, Relaxed) + end - start;
-            if done % 500 < ROOM || done == count {
+            if done % 100 < ROOM || done == count {
                 println!("{done} of {count} programs, 0 differences, {} s", begun.elapsed().as_secs());
             }
         }

@@ -9,10 +9,10 @@
 //! ```
 //! In: frames with FCS, a beat per clock; they are never held up (`frame_ready` is constantly high). Out: `headers` of
 //! good packets, in order, eight clocks after the frame's last beat; one `reject` per frame that is not. A good frame
-//! that meets a full ring, no free slot or a full header FIFO is dropped whole and counted as BufferFull. Slots come
-//! back in any order, by two releasers at once; their room is reclaimed in order, one slot per clock. Bytes before the
-//! extension headers (at 64 bit: the first 48) are not stored. The payload of a packet lies whole and in place from
-//! `headers` until its release; it may wrap around the end of the ring.
+//! that meets a full ring or no free slot is dropped whole and counted as BufferFull. Slots come back in any order, by
+//! two releasers at once; their room is reclaimed in order, one slot per clock. Bytes before the extension headers (at 64
+//! bit: the first 48) are not stored. The payload of a packet lies whole and in place from `headers` until its release; it
+//! may wrap around the end of the ring.
 //!
 //! Requirements: CARD PKT RESP
 
@@ -27,9 +27,6 @@ use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, mux,
     reg_init, when,
 };
-
-/// Headers that may wait for check.
-const WAITING: u32 = 16;
 
 /// What this stage may count.
 pub const REJECTS: &[Reject] = &[
@@ -179,9 +176,11 @@ impl Module for PacketBuffer {
         });
 
         // the judgement
-        let queue = instance("queue", &Fifo { depth: WAITING, width: Headers::total_width(c) });
+        // whose headers wait has a slot, so this is never full: place may stand still for as long as there are slots
+        let queue = instance("queue", &Fifo { depth: c.packet_slots, width: Headers::total_width(c) });
         let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
-        let room = !overflow & !no_slot & queue.input.ready;
+        let room = !overflow & !no_slot;
+        hdl::assert_always("headers_find_a_place", !accept | queue.input.ready);
         accept.set(verify.done & verify.good & room);
         let slot = newest.bits(0, slot_bits);
         ends.write(accept, slot, tail);

@@ -357,8 +357,16 @@ fn restarts(name: &'static str, how: impl Fn(&mut Story, usize)) {
     }
     stage.traffic();
     stage.bystanders_succeed();
-    // the frame that a reset cut short ends with the next one behind it: the peer drops it by name
-    stage.close(&[Reject::BadIcrc, Reject::BadIpHeader, Reject::BadUdpLength, Reject::Oversize], false);
+    // a frame that the reset cut short is completed by what follows it, and dropped by the peer: whatever it looks like
+    let cut = [
+        Reject::BadIcrc,
+        Reject::BadIpHeader,
+        Reject::BadUdpLength,
+        Reject::NotRoce,
+        Reject::Oversize,
+        Reject::Runt,
+    ];
+    stage.close(&cut, false);
 }
 
 /// Until the function is out of its reset.

@@ -190,12 +190,27 @@ impl CardModel {
         waves: bool,
         progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
     ) -> Result<Self, Error> {
+        Self::build(waves, false, progress)
+    }
+
+    /// The same, counting what of it is used: [`Card::top`].
+    ///
+    /// # Errors
+    /// As [`CardModel::small`].
+    pub fn counting(progress: Option<&(dyn Fn(verilated::Progress) + Sync)>) -> Result<Self, Error> {
+        Self::build(false, true, progress)
+    }
+
+    fn build(
+        trace: bool,
+        coverage: bool,
+        progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
+    ) -> Result<Self, Error> {
         let design = hdl::elaborate(&nic::nic::Nic(nic::Config::small()))
             .map_err(|error| Error::Rtl(error.to_string()))?;
         let verilog = design.verilog(hdl::Style { sources: false });
-        let source =
-            verilated::Source { trace: waves, progress, ..verilated::Source::new(design.top(), &verilog) };
-        Self::new(Model::build(&source)?)
+        let source = verilated::Source::new(design.top(), &verilog);
+        Self::new(Model::build(&verilated::Source { trace, coverage, progress, ..source })?)
     }
 
     /// Finds the pins.
@@ -495,6 +510,11 @@ impl Card {
         self.asleep.then(|| self.due.min(self.root_due))
     }
 
+    /// The RTL, to look at.
+    pub fn top(&self) -> &Instance {
+        &self.top
+    }
+
     /// The root complex, to look at.
     pub fn root(&self) -> &RootComplex<Iommu> {
         &self.root
@@ -597,7 +617,8 @@ impl Card {
                     self.root.poll_cq(time)
                 };
                 if let Some(request) = request {
-                    if request.tlp.header[0] >> 30 & 1 == 0 {
+                    // without data and no message
+                    if request.tlp.header[0] >> 30 & 1 == 0 && request.tlp.header[0] >> 27 & 3 != 2 {
                         self.answering = Some(now + self.config.root.host_timeout.0);
                     }
                     self.wake();
@@ -684,7 +705,7 @@ impl Card {
             // Alone on its edge: the card is still quiet.
             self.top.set(pins.now_load, 1);
             self.top.set(pins.now_value, now / CORE_PERIOD);
-        } else if self.root_due <= now {
+        } else if self.root_due <= now || self.answering.is_some_and(|deadline| deadline <= now) {
             self.offer(now);
         }
         let payload = usize::from(self.sideband.max_payload);

@@ -229,6 +229,14 @@ impl Room {
         bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
         let check = fcs(&bytes);
         bytes.extend_from_slice(&check);
+        self.inject_raw(from, bytes)
+    }
+
+    /// Bytes enter the wire as a frame, FCS included or not, at an end without a card, now.
+    ///
+    /// # Errors
+    /// The capture cannot be written.
+    pub fn inject_raw(&mut self, from: Side, bytes: Vec<u8>) -> Result<(), Error> {
         self.send(from.index(), Frame::new(bytes, self.now, LINE_RATE))
     }
 

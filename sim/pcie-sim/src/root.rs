@@ -996,6 +996,32 @@ impl<M: HostMemory> RootComplex<M> {
         self.host_writes(bar, MemWrite { address, ..write });
     }
 
+    /// Something reaches a BAR of the card that is no access of a driver: any TLP, judged, its answer taken by nobody.
+    pub fn host_sends(&mut self, now: Time, bar: u8, tlp: RawTlp) {
+        self.advance(now);
+        if self.reach(bar, 0, 0).is_err() {
+            return;
+        }
+        let at = self.down.send(self.now, tlp.wire_bytes());
+        self.order += 1;
+        let (data, kind) = (tlp.header[0] >> 30 & 1 == 1, tlp.header[0] >> 24 & 0x1f);
+        // a memory write or a message
+        let posted = data && kind == 0 || kind >> 3 == 2;
+        let queue = if posted { &mut self.cq_posted } else { &mut self.cq_reads };
+        queue.push_back(Down { at, order: self.order, what: CqTlp { bar, tlp } });
+    }
+
+    /// A completion reaches the card that answers nothing, or not what was asked for: as an injected fault, it is not
+    /// judged.
+    pub fn host_completes(&mut self, now: Time, completion: Completion) {
+        self.advance(now);
+        let raw = Tlp::Completion(completion.clone()).emit();
+        let at = self.down.send(self.now, raw.wire_bytes());
+        self.order += 1;
+        let what = Returned { completion, raw, injected: true, epoch: self.epoch, lost: false };
+        self.rc.push_back(Down { at, order: self.order, what });
+    }
+
     /// The host reads `len` bytes at `offset` of a BAR; no byte is a zero-length read. One TLP per aligned
     /// Max_Payload_Size block. The result waits under the token.
     pub fn mmio_read(&mut self, now: Time, bar: u8, offset: u64, len: usize) -> ReadToken {

@@ -23,12 +23,17 @@ use std::{
 const SUPPORT_H: &str = include_str!("cxx/support.h");
 const SUPPORT_CPP: &str = include_str!("cxx/support.cpp");
 const SHIM_CPP: &str = include_str!("cxx/shim.cpp");
+const COVERAGE_CPP: &str = include_str!("cxx/coverage.cpp");
 
 /// Bytes of generated C++ per compilation unit: 256 KiB compile in a few seconds at -O2.
 const UNIT_BYTES: u64 = 256 << 10;
 /// Verilator starts a new C++ file, and a new function, after so many operations, so that a large model compiles in
 /// parallel and no function is so large that -O2 takes more than linear time for it.
 const OUTPUT_SPLIT: &str = "5000";
+/// What a model with coverage counts: branches taken, `cover` statements, and changes of the bits of small signals
+/// (states, handshakes, flags); those of wide ones are data.
+const COVERAGE: [&str; 5] =
+    ["--coverage-line", "--coverage-user", "--coverage-toggle", "--coverage-max-width", "4"];
 
 /// What to build, and how.
 #[derive(Clone, Copy)]
@@ -39,6 +44,8 @@ pub struct Source<'a> {
     pub verilog: &'a str,
     /// Whether instances can write FST waves. A separate build, about twice as slow to run even when not tracing.
     pub trace: bool,
+    /// Whether instances count what they pass ([`Instance::coverage`](crate::Instance::coverage)). A separate build.
+    pub coverage: bool,
     /// Whether `assert` in the text is checked. Default true.
     pub assertions: bool,
     /// Further arguments for Verilator, for instance `-GWIDTH=8`. Part of the content hash.
@@ -76,6 +83,7 @@ impl<'a> Source<'a> {
             top,
             verilog,
             trace: false,
+            coverage: false,
             assertions: true,
             flags: &[],
             directory: None,
@@ -133,6 +141,9 @@ impl<'a> Source<'a> {
         if self.trace {
             arguments.push("--trace-fst");
         }
+        if self.coverage {
+            arguments.extend(COVERAGE);
+        }
         if self.assertions {
             arguments.push("--assert");
         }
@@ -146,8 +157,9 @@ impl<'a> Source<'a> {
         let cache = self.directory.map_or_else(Self::default_directory, Path::to_path_buf);
         // Verilator runs in another directory.
         let cache = std::path::absolute(&cache).map_err(Error::file("find", cache))?;
-        let mut hash = tools.hash(self.trace);
-        for part in self.verilator_arguments().into_iter().chain([SHIM_CPP, self.verilog]) {
+        let mut hash = tools.hash(self);
+        let coverage = self.coverage.then_some(COVERAGE_CPP);
+        for part in self.verilator_arguments().into_iter().chain(coverage).chain([SHIM_CPP, self.verilog]) {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -175,6 +187,9 @@ impl<'a> Source<'a> {
         let ports = ports::parse_header(self.top, &header)?;
         write(&work.join("ports.h"), &ports::shim_ports(&ports))?;
         write(&work.join("shim.cpp"), SHIM_CPP)?;
+        if self.coverage {
+            write(&work.join("coverage.cpp"), COVERAGE_CPP)?;
+        }
 
         let (mut fast, mut slow) = (Vec::new(), Vec::new());
         let mut names = Vec::new();
@@ -223,7 +238,7 @@ impl<'a> Source<'a> {
 
     /// Verilator's runtime and the support code as `runtime.a`, beside the headers that all units include.
     fn runtime(&self, tools: &Tools, cache: &Path) -> Result<PathBuf, Error> {
-        let home = cache.join(format!("runtime-{}", short(tools.hash(self.trace))));
+        let home = cache.join(format!("runtime-{}", short(tools.hash(self))));
         once(self, &home, "runtime.a", |work| {
             write(&home.join("support.h"), SUPPORT_H)?;
             write(&work.join("support.cpp"), SUPPORT_CPP)?;
@@ -258,7 +273,7 @@ impl<'a> Source<'a> {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 units.get(index).map(|unit| (index, unit))
             } {
-                let mut compile = tools.compiler(self.trace);
+                let mut compile = tools.compiler(self);
                 compile.arg(level).arg("-include").arg(runtime.join("support.h"));
                 compile.arg("-I").arg(work).arg("-c").arg(unit).arg("-o").arg(object(index));
                 match self.must(&mut compile) {
@@ -322,9 +337,9 @@ impl Tools {
     }
 
     /// Everything that decides the runtime's objects.
-    fn hash(&self, trace: bool) -> Sha256 {
+    fn hash(&self, source: &Source<'_>) -> Sha256 {
         let mut hash = Sha256::new();
-        for part in [&self.versions, SUPPORT_H, SUPPORT_CPP, &format!("{:?}", self.compiler(trace))] {
+        for part in [&self.versions, SUPPORT_H, SUPPORT_CPP, &format!("{:?}", self.compiler(source))] {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
@@ -332,7 +347,7 @@ impl Tools {
     }
 
     /// The compiler with all options but level, files and the support header.
-    fn compiler(&self, trace: bool) -> Command {
+    fn compiler(&self, source: &Source<'_>) -> Command {
         let include = self.root.join("include");
         let mut compiler = Command::new("g++");
         // Hidden and not unique: two models in one process must not share a static of Verilator's runtime.
@@ -344,9 +359,9 @@ impl Tools {
         }
         compiler.args(
             ["VM_COVERAGE", "VM_SC", "VM_TIMING", "VM_TRACE_VCD", "VM_TRACE_SAIF"]
-                .map(|m| format!("-D{m}=0")),
+                .map(|m| format!("-D{m}={}", u8::from(source.coverage && m == "VM_COVERAGE"))),
         );
-        compiler.args(["VM_TRACE", "VM_TRACE_FST"].map(|m| format!("-D{m}={}", u8::from(trace))));
+        compiler.args(["VM_TRACE", "VM_TRACE_FST"].map(|m| format!("-D{m}={}", u8::from(source.trace))));
         compiler.arg("-I").arg(&include).arg("-I").arg(include.join("vltstd"));
         compiler
     }

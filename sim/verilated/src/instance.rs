@@ -45,6 +45,28 @@ struct Table {
     trace_close: unsafe extern "C" fn(*mut c_void),
 }
 
+/// A point as `cxx/coverage.cpp` keeps it.
+#[repr(C)]
+struct ShimPoint {
+    counter: *const u32,
+    line: u32,
+    page: *const c_char,
+    comment: *const c_char,
+}
+
+/// A point that a model with coverage counts.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CoverPoint {
+    /// Module of the Verilog.
+    pub module: String,
+    /// Line of the Verilog.
+    pub line: u32,
+    /// `if`, `else`, `block`, the name of a `cover`, or the signal's bit.
+    pub what: String,
+}
+
+type CoverageFn = unsafe extern "C" fn(*mut usize) -> *const ShimPoint;
+
 struct Loaded {
     /// Points into `library`, which is dropped after it.
     table: *const Table,
@@ -52,6 +74,7 @@ struct Loaded {
     path: PathBuf,
     /// Distinguishes the models of this process; handles carry it.
     id: u32,
+    coverage: Option<CoverageFn>,
     _library: libloading::Library,
 }
 
@@ -156,7 +179,18 @@ impl Model {
         // SAFETY: the shim writes exactly one pointer per port of its table.
         let handle = unsafe { (self.loaded.table().create)(pointers.as_mut_ptr()) };
         let handle = NonNull::new(handle).ok_or_else(|| Error::Memory { top: self.top.to_string() })?;
+        let mut points = 0;
+        let coverage: &'static [ShimPoint] = match self.loaded.coverage {
+            // SAFETY: the points of the instance made last on this thread, which is this one; they stay where they are
+            // until it is destroyed.
+            Some(all) => unsafe {
+                let first = all(&mut points);
+                if first.is_null() { &[] } else { std::slice::from_raw_parts(first, points) }
+            },
+            None => &[],
+        };
         Ok(Instance {
+            coverage,
             handle,
             pointers: pointers.into(),
             eval: self.loaded.table().eval,
@@ -206,8 +240,10 @@ fn load(path: &Path) -> Result<Arc<Loaded>, Error> {
             port = port.add(1);
         }
     }
+    // SAFETY: only `cxx/coverage.cpp` exports a symbol of this name.
+    let coverage = unsafe { library.get::<CoverageFn>(b"verilated_coverage") }.ok().map(|symbol| *symbol);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let new = Arc::new(Loaded { table, ports, path: path.into(), id, _library: library });
+    let new = Arc::new(Loaded { table, ports, path: path.into(), id, coverage, _library: library });
     loaded.retain(|_, model| model.strong_count() > 0);
     loaded.insert(path.into(), Arc::downgrade(&new));
     Ok(new)
@@ -219,6 +255,8 @@ pub struct Instance {
     /// One per port, into the model's own memory.
     pointers: Box<[*mut c_void]>,
     eval: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// Of a model with coverage: in the model's memory, alive as long as the handle.
+    coverage: &'static [ShimPoint],
     id: u32,
     stopped: bool,
     dumped: Option<u64>,
@@ -367,6 +405,25 @@ impl Instance {
         let pointer = self.pointer(port).cast::<u32>();
         // SAFETY: as in `get`; the port has as many words as the slice, checked above.
         unsafe { std::ptr::copy_nonoverlapping(pointer, words.as_mut_ptr(), words.len()) }
+    }
+
+    /// What this instance counts; empty unless its model was built with coverage. Instances of one model count the same
+    /// points in the same order.
+    pub fn cover_points(&self) -> Vec<CoverPoint> {
+        // SAFETY: the texts live as long as the handle.
+        let text = |text| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        let point = |point: &ShimPoint| {
+            let page = text(point.page);
+            let module = page.rsplit('/').next().unwrap_or_default().into();
+            CoverPoint { module, line: point.line, what: text(point.comment) }
+        };
+        self.coverage.iter().map(point).collect()
+    }
+
+    /// How often each point of [`Instance::cover_points`] was passed since the instance was made (modulo 2^32).
+    pub fn coverage(&self) -> impl Iterator<Item = u32> {
+        // SAFETY: the counters live as long as the handle, and only `eval` writes them.
+        self.coverage.iter().map(|point| unsafe { *point.counter })
     }
 
     /// Settles the logic for the present inputs; a clock input that rose since the last call is an edge. The first call

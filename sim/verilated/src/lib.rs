@@ -35,5 +35,5 @@ mod ports;
 
 pub use build::{Progress, Source};
 pub use error::Error;
-pub use instance::{Instance, Model};
+pub use instance::{CoverPoint, Instance, Model};
 pub use ports::{Direction, Input, Output, Port, PortInfo};

@@ -421,3 +421,32 @@ fn a_cycle_of_a_small_model_costs_little() {
     // The aim is 100; the bound only catches a loss of an order, since the machine is shared and this is a debug build.
     assert!(each < 2000, "{each} ns per cycle");
 }
+
+#[test]
+fn a_model_with_coverage_tells_what_was_passed_and_by_which_instance() {
+    let text = "module taken(input wire clk, input wire a, output reg [1:0] n);
+        always @(posedge clk) begin if (a) n <= n + 1; end
+        both: cover property (@(posedge clk) n == 2'd3);
+        endmodule";
+    let model = Model::build(&Source { coverage: true, ..Source::new("taken", text) }).unwrap();
+    let (clk, a) = (model.input("clk", 1).unwrap(), model.input("a", 1).unwrap());
+    let mut pair = [model.instance().unwrap(), model.instance().unwrap()];
+    for cycle in 0..4 {
+        for level in [0, 1] {
+            pair[0].set(a, u64::from(cycle < 3));
+            pair[0].set(clk, level);
+            pair[0].eval().unwrap();
+        }
+    }
+    let count = |instance: &verilated::Instance, what: &str| {
+        let points = instance.cover_points().into_iter().zip(instance.coverage());
+        let found: Vec<u32> = points.filter(|(point, _)| point.what == what).map(|(_, n)| n).collect();
+        assert_eq!(found.len(), 1, "{what} in {:?}", instance.cover_points());
+        found[0]
+    };
+    // taken three times, once not; n went 0 1 2 3; 3 was seen at the last clock
+    assert_eq!(["if", "else", "n[0]", "n[1]", "both"].map(|what| count(&pair[0], what)), [3, 1, 3, 1, 1]);
+    assert_eq!(count(&pair[1], "if"), 0);
+    assert!(pair[1].cover_points().iter().all(|point| point.module == "taken"));
+    assert!(Model::build(&Source::new("taken", text)).unwrap().instance().unwrap().cover_points().is_empty());
+}

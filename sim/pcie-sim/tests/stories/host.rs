@@ -2,7 +2,8 @@
 
 use crate::desk::*;
 use pcie_sim::{
-    Event, ReadError, Status, Time, Tlp,
+    Event, RawTlp, ReadError, Status, Time, Tlp,
+    judge::Side,
     tlp::{Attributes, Completion, MemRead, MemWrite},
 };
 use proptest::prelude::*;
@@ -236,4 +237,27 @@ proptest! {
         prop_assert_eq!(card, wanted);
         d.no_violation();
     }
+}
+
+#[test]
+fn any_tlp_and_any_completion_reach_the_card_as_they_are_and_only_the_host_is_judged() {
+    let mut d = Desk::new(config(), 1);
+    let message = RawTlp { header: [0x3000_0000, 0x0000_2300, 0, 0], payload: Vec::new() };
+    d.rc.host_sends(d.now, 0, message.clone());
+    let completion = Completion {
+        attr: Attributes::default(),
+        completer: 0,
+        status: Status::Successful,
+        byte_count: 4,
+        requester: 0x0100,
+        tag: 7,
+        lower_address: 0,
+        payload: vec![1, 2, 3, 4],
+    };
+    d.rc.host_completes(d.now, completion.clone());
+    let at = d.now + Time::us(1);
+    assert_eq!(d.rc.poll_cq_posted(at).map(|request| request.tlp), Some(message));
+    assert_eq!(d.rc.poll_rc(at), Some(Tlp::Completion(completion).emit()));
+    let sides: Vec<_> = d.rc.take_violations().into_iter().map(|violation| violation.side).collect();
+    assert_eq!(sides, [Side::Host], "the message has no meaning here, the completion is pardoned");
 }

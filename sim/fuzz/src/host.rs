@@ -109,7 +109,8 @@ pub struct HostMemory(Mutex<State>);
 
 impl Default for HostMemory {
     fn default() -> Self {
-        let bytes: Vec<u8> = (0..2 * HALF).map(|i| if i < HALF { 0 } else { (i * 7 >> 3) as u8 | 1 }).collect();
+        let bytes: Vec<u8> =
+            (0..2 * HALF).map(|i| if i < HALF { 0 } else { ((i * 7) >> 3) as u8 | 1 }).collect();
         Self(Mutex::new(State { told: bytes.clone(), bytes, writes: 0 }))
     }
 }

@@ -21,15 +21,15 @@
 use crate::{
     frame::{self, Aim, Golden},
     host::{
-        ALL, COMMANDS, COMMANDS_LOG, CQ_LOG, CQS, EVENTS, EVENTS_LOG, FOREIGN, HALF, HIGH, Half, HostMemory, LOW,
-        OPEN, QUEUE_LOG, REGIONS, RESPONSES, RQ_STRIDE_LOG, RQS, SQ_STRIDE_LOG, SQS,
+        ALL, COMMANDS, COMMANDS_LOG, CQ_LOG, CQS, EVENTS, EVENTS_LOG, FOREIGN, HALF, HIGH, Half, HostMemory,
+        LOW, OPEN, QUEUE_LOG, REGIONS, RESPONSES, RQ_STRIDE_LOG, RQS, SQ_STRIDE_LOG, SQS,
     },
     input::{Action, MOST, actions},
 };
 use contract::{
-    AtomicOperands, CommandEntry, CommandOpcode, CommandResponse, CommandStatus, CqEntry, EqEntry, MrEntry, PathMtu,
-    PortConfig, QpAddresses, QpContext, QpPath, QpQueues, QpRights, QpState, Reject, SendWqe, Sge, StageCounter,
-    WcStatus, context::words, doorbell, register, ring::phase, wire::psn_add,
+    AtomicOperands, CommandEntry, CommandOpcode, CommandResponse, CommandStatus, CqEntry, EqEntry, MrEntry,
+    PathMtu, PortConfig, QpAddresses, QpContext, QpPath, QpQueues, QpRights, QpState, Reject, SendWqe, Sge,
+    StageCounter, WcStatus, context::words, doorbell, register, ring::phase, wire::psn_add,
 };
 use pcie_sim::{
     Event, InjectedFault, Injection, Permissions, Piece, RawTlp, Select, Time,
@@ -253,7 +253,8 @@ impl Machine {
             };
             peer.connect(0x10 + qpn, params).expect("in RESET");
             for wr_id in 0..64 {
-                peer.post_recv(0x10 + qpn, RecvWr { wr_id, landing: Landing::Owned(4096) }).expect("connected");
+                peer.post_recv(0x10 + qpn, RecvWr { wr_id, landing: Landing::Owned(4096) })
+                    .expect("connected");
             }
         }
         for cq in 0..2u64 {
@@ -296,7 +297,8 @@ impl Machine {
         data: [u64; 16],
         adjust: impl FnOnce(&mut CommandEntry),
     ) -> Result<[u64; 16], Fault> {
-        let mut entry = CommandEntry { opcode: opcode.code(), index, word_mask: 0xffff, ..Default::default() };
+        let mut entry =
+            CommandEntry { opcode: opcode.code(), index, word_mask: 0xffff, ..Default::default() };
         adjust(&mut entry);
         let response = self.command(&entry.with_data(&data).pack())?;
         match response {
@@ -357,7 +359,7 @@ impl Machine {
 
     fn post_receive(&mut self, qpn: u32, wqe: &[u8; 64], ring: bool) {
         let queue = &mut self.queues[qpn as usize];
-        let slot = usize::from(queue.receives) % (1 << QUEUE_LOG) << RQ_STRIDE_LOG;
+        let slot = (usize::from(queue.receives) % (1 << QUEUE_LOG)) << RQ_STRIDE_LOG;
         queue.receives = queue.receives.wrapping_add(1);
         let producer = queue.receives;
         self.memory.put(RQS + qpn as usize * 0x400 + slot, wqe);
@@ -382,9 +384,14 @@ impl Machine {
                 continue;
             }
             let Some(packet) = parse(&sight.frame.bytes) else { continue };
-            let Some(queue) = self.queues.get_mut(packet.bth.dest_qp.wrapping_sub(0x10) as usize) else { continue };
+            let Some(queue) = self.queues.get_mut(packet.bth.dest_qp.wrapping_sub(0x10) as usize) else {
+                continue;
+            };
             match packet.aeth {
-                None if packet.opcode().is_some_and(|opcode| opcode.row().kind != contract::opcode::Kind::Response) => {
+                None if packet
+                    .opcode()
+                    .is_some_and(|opcode| opcode.row().kind != contract::opcode::Kind::Response) =>
+                {
                     queue.sent = packet.bth.psn;
                 }
                 None => {}
@@ -522,7 +529,7 @@ impl Machine {
             wqe[48..64].copy_from_slice(&AtomicOperands { compare: 0x5a5a, swap_or_add: 7 }.pack());
         }
         action.edit(12, &mut wqe);
-        let slot = usize::from(queue.posted) % (1 << QUEUE_LOG) << SQ_STRIDE_LOG;
+        let slot = (usize::from(queue.posted) % (1 << QUEUE_LOG)) << SQ_STRIDE_LOG;
         queue.posted = queue.posted.wrapping_add(1);
         let producer = queue.posted;
         self.memory.put(SQS + qpn as usize * 0x800 + slot, &wqe);
@@ -646,7 +653,9 @@ impl Machine {
         let mut bytes = entry.with_data(&data).pack();
         action.edit(9, &mut bytes);
         let entry = CommandEntry::unpack(&bytes);
-        use CommandOpcode::{CreateCq, CreateEq, CreateMr, CreateQp, ModifyQp, Nop, QueryCq, QueryMr, QueryQp};
+        use CommandOpcode::{
+            CreateCq, CreateEq, CreateMr, CreateQp, ModifyQp, Nop, QueryCq, QueryMr, QueryQp,
+        };
         let opcode = CommandOpcode::from_code(entry.opcode);
         self.tell(|| format!("command {opcode:?}: {entry:x?}"));
         self.owns_memory |= !matches!(opcode, None | Some(Nop | QueryCq | QueryMr | QueryQp));
@@ -671,8 +680,10 @@ impl Machine {
         let base = Enumeration::default().bars[usize::from(bar / 2)];
         let address = base + u64::from(action.word(7) & 0xfffc);
         let tag = FORGED_TAG + u32::from(action.byte(6)) % (256 - FORGED_TAG);
-        let first = u32::from(action.byte(2)) << 24 | u32::from(action.byte(3)) << 12 | u32::from(action.byte(4));
-        let mut header = [first, tag << 8 | u32::from(action.byte(5)), (address >> 32) as u32, address as u32];
+        let first =
+            u32::from(action.byte(2)) << 24 | u32::from(action.byte(3)) << 12 | u32::from(action.byte(4));
+        let mut header =
+            [first, tag << 8 | u32::from(action.byte(5)), (address >> 32) as u32, address as u32];
         let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_be_bytes()).collect();
         action.edit(9, &mut bytes);
         for (word, bytes) in header.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -696,7 +707,8 @@ impl Machine {
     /// follows at once; 2: status or fault; 3: tag or which read; 4, 5: byte count; 6: lower address; 7: doublewords.
     fn completion(&mut self, action: &Action<'_>) -> Result<(), Fault> {
         if action.bit(1, 0) {
-            let status = [Status::Successful, Status::UnsupportedRequest, Status::CompleterAbort, Status::ConfigRetry];
+            let status =
+                [Status::Successful, Status::UnsupportedRequest, Status::CompleterAbort, Status::ConfigRetry];
             let status = status[usize::from(action.byte(2) & 3)];
             let completion = Completion {
                 attr: pcie_sim::Attributes { poisoned: action.bit(2, 2), ..Default::default() },
@@ -790,7 +802,8 @@ impl Machine {
     /// 6: offset.
     fn peer_asks(&mut self, action: &Action<'_>) -> Result<(), Fault> {
         let length = usize::from(action.word(2)) % 0x2000;
-        let (va, rkey) = (frame::base(action.byte(4)) + u64::from(action.word(5)), frame::key(action.byte(4)));
+        let (va, rkey) =
+            (frame::base(action.byte(4)) + u64::from(action.word(5)), frame::key(action.byte(4)));
         let imm = Some(0x0102_0304);
         let op = match action.byte(1) & 7 {
             0 => SendOp::Send { imm: None },
@@ -837,6 +850,10 @@ impl Machine {
         self.tell(|| "the end".into());
         self.room.host(0, |root, _| root.clear_injections());
         self.configure();
+        // A producer index that went back has the card run through its ring for ever.
+        if self.commands_spoilt {
+            self.write(0, register::COMMAND_ENABLE, &[0; 4]);
+        }
         // Nobody answers any more: every retry ends.
         self.cut(1.0);
         let (limit, most) = (self.room.now() + 1000 * 3600 * 1000 * MS, self.clocks() + CLOCKS);
@@ -864,9 +881,9 @@ impl Machine {
         }
         self.judge()?;
         match self.memory.trespass() {
-            Some(at) if !self.owns_memory => {
-                broken(format!("the card has changed byte {at:#x} of the host's memory, which is not its own"))
-            }
+            Some(at) if !self.owns_memory => broken(format!(
+                "the card has changed byte {at:#x} of the host's memory, which is not its own"
+            )),
             _ => Ok(()),
         }
     }

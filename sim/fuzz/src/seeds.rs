@@ -67,21 +67,23 @@ pub fn seeds() -> Vec<Seed> {
         let read = |length: u8, delta: u8| frame(O::RcReadRequest, &[to, delta, 0, 0, 0, 128 + length]);
         seed("READs, the first asked again", &[read(64, 0), read(100, 0), read(64, 0xfe)]);
         let atomic = |opcode, delta| frame(opcode, &[to, delta, 8, 0]);
-        seed("atomics, one asked again", &[
-            atomic(O::RcFetchAdd, 0),
-            atomic(O::RcCompareSwap, 0),
-            atomic(O::RcCompareSwap, 0xff),
-        ]);
+        seed(
+            "atomics, one asked again",
+            &[atomic(O::RcFetchAdd, 0), atomic(O::RcCompareSwap, 0), atomic(O::RcCompareSwap, 0xff)],
+        );
         let burst = |opcode, size, dma| frame(opcode, &[to | 1 << 5, 0, 0, 0, size, dma]);
-        seed("a burst of everything", &[
-            burst(O::RcSendOnly, 3, 0),
-            burst(O::RcWriteOnly, 9, 0),
-            burst(O::RcReadRequest, 0, 200),
-            burst(O::RcFetchAdd, 0, 0),
-            burst(O::RcWriteOnlyImm, 0, 0),
-            burst(O::RcSendOnlyImm, 60, 0),
-            frame(O::RcSendOnly, &[to, 0]),
-        ]);
+        seed(
+            "a burst of everything",
+            &[
+                burst(O::RcSendOnly, 3, 0),
+                burst(O::RcWriteOnly, 9, 0),
+                burst(O::RcReadRequest, 0, 200),
+                burst(O::RcFetchAdd, 0, 0),
+                burst(O::RcWriteOnlyImm, 0, 0),
+                burst(O::RcSendOnlyImm, 60, 0),
+                frame(O::RcSendOnly, &[to, 0]),
+            ],
+        );
         for (name, delta) in [("a gap", 3), ("a duplicate", 0xff), ("far ahead", 0x7f)] {
             seed(name, &[frame(O::RcWriteOnly, &[to]), frame(O::RcWriteOnly, &[to, delta])]);
         }
@@ -102,28 +104,41 @@ pub fn seeds() -> Vec<Seed> {
     }
     for opcode in W::ALL {
         seed(&format!("WQE {}", opcode.name()), &[work(*opcode, 0, 1, 100)]);
-        seed(&format!("WQE {} of QP 2", opcode.name()), &[[&[1, 1][..], &work(*opcode, 0, 2, 3000)[2..]].concat()]);
+        seed(&format!("WQE {}, solicited", opcode.name()), &[work(*opcode, 2, 4, 1500)]);
+        seed(
+            &format!("WQE {} of QP 2", opcode.name()),
+            &[[&[1, 1][..], &work(*opcode, 0, 2, 3000)[2..]].concat()],
+        );
     }
-    seed("a fenced WRITE behind READs", &[
-        [&[1, 4][..], &work(W::RdmaRead, 1, 4, 5000)[2..]].concat(),
-        [&[1, 4][..], &work(W::AtomicFetchAndAdd, 0, 1, 8)[2..]].concat(),
-        work(W::RdmaWrite, 4, 3, 2500),
-    ]);
+    seed(
+        "a fenced WRITE behind READs",
+        &[
+            [&[1, 4][..], &work(W::RdmaRead, 1, 4, 5000)[2..]].concat(),
+            [&[1, 4][..], &work(W::AtomicFetchAndAdd, 0, 1, 8)[2..]].concat(),
+            work(W::RdmaWrite, 4, 3, 2500),
+        ],
+    );
     for syndrome in [0x60, 0x61, 0x62, 0x63, 0x64, 0x20, 0x40, 0x7f] {
         // the AETH follows the BTH at 54
         let nak = frame(O::RcAcknowledge, &[1 << 6, 0, 0, 0, 0, 0, 0, 0, 78, syndrome]);
         seed("a NAK for a WQE", &[[&[1, 1][..], &work(W::Send, 0, 1, 2000)[2..]].concat(), nak]);
     }
-    seed("responses for a READ of QP 2", &[
-        [&[1, 1][..], &work(W::RdmaRead, 0, 1, 2500)[2..]].concat(),
-        frame(O::RcReadResponseFirst, &[1 << 6, 0, 0, 0, 32]),
-        frame(O::RcReadResponseMiddle, &[1 << 6, 1, 0, 0, 32]),
-        frame(O::RcReadResponseLast, &[1 << 6, 2, 0, 0, 21]),
-    ]);
-    seed("a response for an atomic of QP 2", &[
-        [&[1, 1][..], &work(W::AtomicCmpAndSwp, 0, 1, 8)[2..]].concat(),
-        frame(O::RcAtomicAcknowledge, &[1 << 6]),
-    ]);
+    seed(
+        "responses for a READ of QP 2",
+        &[
+            [&[1, 1][..], &work(W::RdmaRead, 0, 1, 2500)[2..]].concat(),
+            frame(O::RcReadResponseFirst, &[1 << 6, 0, 0, 0, 32]),
+            frame(O::RcReadResponseMiddle, &[1 << 6, 1, 0, 0, 32]),
+            frame(O::RcReadResponseLast, &[1 << 6, 2, 0, 0, 21]),
+        ],
+    );
+    seed(
+        "a response for an atomic of QP 2",
+        &[
+            [&[1, 1][..], &work(W::AtomicCmpAndSwp, 0, 1, 8)[2..]].concat(),
+            frame(O::RcAtomicAcknowledge, &[1 << 6]),
+        ],
+    );
     for edit in [0, 1, 2, 8, 16, 20, 24, 32, 40, 44] {
         let mut wqe = work(W::Send, 0, 2, 100);
         wqe.extend([0, 0, 0, edit, 0x55]);
@@ -142,8 +157,16 @@ pub fn seeds() -> Vec<Seed> {
         }
         seed("half a doorbell", &[vec![3, 5, offset, 1, 0x0f, 0, 1]]);
     }
+    for (cq, arm) in [(0, 1), (0, 2), (1, 1), (1, 2)] {
+        // the CQ doorbell of page 1, nothing consumed
+        let armed = vec![3, 4, 16, 1, 0xff, 1, cq, 0, 0, arm, 0, 0, 0, 0];
+        seed("an armed CQ", &[armed, ask(0, 9), ask(4, 9), work(W::Send, 2, 1, 30)]);
+    }
     seed("all of BAR0", &[vec![3, 0x10, 0, 0x10, 0xff, 63], vec![3, 0x10, 0, 0, 0x3f, 63]]);
-    seed("the table of vectors", &[vec![3, 2, 0, 0, 0xff, 31], vec![3, 6, 12, 0, 15, 0, 1], vec![3, 0x12, 0, 8, 0xff, 1]]);
+    seed(
+        "the table of vectors",
+        &[vec![3, 2, 0, 0, 0xff, 31], vec![3, 6, 12, 0, 15, 0, 1], vec![3, 0x12, 0, 8, 0xff, 1]],
+    );
     for opcode in C::ALL {
         let context = match opcode {
             C::CreateMr => 2,
@@ -155,28 +178,43 @@ pub fn seeds() -> Vec<Seed> {
         seed(&format!("command {}", opcode.name()), &[command(*opcode, 1, 0, context, 3)]);
         seed(&format!("command {} of a new object", opcode.name()), &[command(*opcode, 9, 4, context, 0)]);
     }
-    seed("commands without meaning", &[vec![4, 200], vec![4, 9, 255], vec![4, 0, 0, 8], vec![4, 9, 1, 8], vec![4, 9, 2]]);
+    seed(
+        "commands without meaning",
+        &[vec![4, 200], vec![4, 9, 255], vec![4, 0, 0, 8], vec![4, 9, 1, 8], vec![4, 9, 2]],
+    );
     for state in QpState::ALL {
         let modify = command(C::ModifyQp, 2, 3, 1, state.code());
-        seed(&format!("QP 2 becomes {}", state.name()), &[
-            frame(O::RcSendFirst, &[1 << 6, 0, 0, 0, 32]),
-            modify.clone(),
-            frame(O::RcSendOnly, &[1 << 6]),
-            [&[1, 1][..], &work(W::Send, 0, 1, 10)[2..]].concat(),
-            modify,
-        ]);
+        seed(
+            &format!("QP 2 becomes {}", state.name()),
+            &[
+                frame(O::RcSendFirst, &[1 << 6, 0, 0, 0, 32]),
+                modify.clone(),
+                frame(O::RcSendOnly, &[1 << 6]),
+                [&[1, 1][..], &work(W::Send, 0, 1, 10)[2..]].concat(),
+                modify,
+            ],
+        );
     }
-    seed("a QP goes while it sends", &[
-        [&[1, 4][..], &work(W::RdmaWrite, 0, 1, 0x2fff)[2..]].concat(),
-        command(C::DestroyQp, 1, 0, 0, 0),
-        command(C::QueryQp, 1, 0, 0, 0),
-    ]);
-    seed("a region goes while it is read", &[ask(5 | 8, 0x1fff), command(C::DestroyMr, 1, 0, 0, 0), ask(3, 50)]);
+    seed(
+        "a QP goes while it sends",
+        &[
+            [&[1, 4][..], &work(W::RdmaWrite, 0, 1, 0x2fff)[2..]].concat(),
+            command(C::DestroyQp, 1, 0, 0, 0),
+            command(C::QueryQp, 1, 0, 0, 0),
+        ],
+    );
+    seed(
+        "a region goes while it is read",
+        &[ask(5 | 8, 0x1fff), command(C::DestroyMr, 1, 0, 0, 0), ask(3, 50)],
+    );
     for kind in [0x00, 0x20, 0x40, 0x60, 0x4c, 0x4d, 0x4e, 0x6c, 0x04, 0x44, 0x0a, 0x4a, 0x30, 0x74, 0x02] {
         seed("a TLP", &[vec![5, 0, kind, 0, 2, 0xff, 3, 0, 0], vec![5, 1, kind | 0x20, 4, 1, 0x0f, 3, 8, 0]]);
     }
     for status in 0..4 {
-        seed("a completion out of nowhere", &[vec![6, 1, status, 200, 4, 0, 0, 0], vec![6, 1, status | 4, 0, 8]]);
+        seed(
+            "a completion out of nowhere",
+            &[vec![6, 1, status, 200, 4, 0, 0, 0], vec![6, 1, status | 4, 0, 8]],
+        );
     }
     for fault in 0..6 {
         for nth in 0..2 {
@@ -195,13 +233,19 @@ pub fn seeds() -> Vec<Seed> {
         seed("the peer asks", &[ask(what, 8), ask(what, 3000), ask(what, 0)]);
     }
     seed("no bus mastering", &[vec![8, 0, 0], work(W::RdmaWrite, 0, 1, 2000), vec![8, 0, 1], ask(3, 9)]);
-    seed("interrupts off and on", &[vec![8, 1, 0], ask(0, 5), vec![8, 1, 0xc0], ask(1, 5), vec![8, 1, 0x80], ask(1, 5)]);
-    seed("a reset while all is busy", &[
-        ask(5 | 8, 0x1fff),
-        [&[1, 4][..], &work(W::RdmaRead, 0, 1, 0x2fff)[2..]].concat(),
-        vec![8, 2, 0],
-        ask(3, 100),
-    ]);
+    seed(
+        "interrupts off and on",
+        &[vec![8, 1, 0], ask(0, 5), vec![8, 1, 0xc0], ask(1, 5), vec![8, 1, 0x80], ask(1, 5)],
+    );
+    seed(
+        "a reset while all is busy",
+        &[
+            ask(5 | 8, 0x1fff),
+            [&[1, 4][..], &work(W::RdmaRead, 0, 1, 0x2fff)[2..]].concat(),
+            vec![8, 2, 0],
+            ask(3, 100),
+        ],
+    );
     for size in 0..32 {
         seed("other sizes", &[vec![8, 3, size], work(W::RdmaWrite, 0, 3, 4000), ask(3, 4000)]);
     }

@@ -11,8 +11,9 @@
 //! Without a name both share the minutes. `cargo ci test` runs a fixed small part of each; these go on until their minutes
 //! are over. hdl: widths to 600 bits, memories, resets, two clocks (yosys: one clock and small memories without addresses
 //! past the end). A round in which a tool does not end in two minutes is printed as skipped, with its design, and counts
-//! for nothing. card: `sim/fuzz`; what it finds is kept in `sim/fuzz/found`, where the tests replay it, and the points of
-//! the RTL that no input reached in `target/fuzz/unreached.txt`.
+//! for nothing. card: `sim/fuzz`; what it finds is kept in `sim/fuzz/found`, where the tests replay it (`cargo run -p fuzz
+//! --example tell FILE` tells what an input does), and the points of the RTL that no input reached in
+//! `target/fuzz/unreached.txt`.
 
 use anyhow::Context;
 use lexopt::prelude::*;

@@ -76,7 +76,7 @@ impl Campaign {
             };
             counter.store(step, Ordering::Relaxed);
         }
-        outcome.fault.map_or(Ok(()), Err)
+        outcome.fault.map_or(Ok(()), |fault| Err(format!("{fault}\n{}", outcome.story)))
     }
 
     /// What was done and what was reached of the RTL; what was not, by module.

@@ -22,8 +22,10 @@ const HEAD: usize = 16;
 /// What an input did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The promise that was broken, with what was done before.
+    /// The promise that was broken.
     pub fault: Option<String>,
+    /// What was done, a line each.
+    pub story: String,
     /// Core clocks.
     pub clocks: u64,
     /// For each point of the RTL how often it was passed, 255 and more as 255; empty without a model that counts.
@@ -98,19 +100,26 @@ impl Isolated {
         let page = self.page();
         let length = u32::from_le_bytes(page[..4].try_into().expect("4 bytes")) as usize;
         let text = String::from_utf8_lossy(&page[HEAD..HEAD + length.min(TEXT)]).into_owned();
+        let (fault, story) = text.split_once('\n').unwrap_or_default();
+        let story = story.to_owned();
         let fault = match page[4] {
             1 => None,
-            2 => Some(text),
+            2 => Some(fault.to_owned()),
             _ => Some(format!("the child ended with status {status:#x}")),
         };
         let clocks = u64::from_le_bytes(page[8..16].try_into().expect("8 bytes"));
-        Ok(Outcome { fault, clocks, used: page[HEAD + TEXT..].to_vec() })
+        Ok(Outcome { fault, story, clocks, used: page[HEAD + TEXT..].to_vec() })
     }
 
     fn child(&mut self, input: &[u8]) -> ! {
         let before: Vec<u32> = self.machine.top().coverage().collect();
         let clocks = self.machine.clocks();
         std::panic::set_hook(Box::new(|_| {}));
+        // Ctrl-C is the parent's to answer: a child that ends by it would look like a fault.
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            // SAFETY: ignoring a signal runs no code.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
         let end = catch_unwind(AssertUnwindSafe(|| self.machine.run(input)));
         let fault = end.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
@@ -121,10 +130,8 @@ impl Isolated {
             .map(|(now, before)| now.wrapping_sub(before).min(255) as u8)
             .collect();
         let clocks = self.machine.clocks() - clocks;
-        let text = match &fault {
-            Ok(()) => String::new(),
-            Err(fault) => format!("{fault}\n{}", self.machine.story().join("\n")),
-        };
+        let broken = fault.as_ref().err().map(|fault| fault.0.replace('\n', " ")).unwrap_or_default();
+        let text = format!("{broken}\n{}", self.machine.story().join("\n"));
         let text = &text.as_bytes()[..text.len().min(TEXT)];
         let page = self.page();
         page[HEAD..HEAD + text.len()].copy_from_slice(text);

@@ -370,7 +370,7 @@ impl Machine {
 
     /// Lets time pass until nothing is under way, or for a while.
     fn settle(&mut self) -> Result<(), Fault> {
-        let limit = self.room.now() + 100 * US;
+        let limit = self.room.now() + 30 * US;
         self.room.run_until(limit, |room| room.is_quiet())?;
         self.look();
         Ok(())

@@ -118,11 +118,16 @@ pub fn seeds() -> Vec<Seed> {
             work(W::RdmaWrite, 4, 3, 2500),
         ],
     );
+    // An AETH behind VLAN tag and IPv6 stands at 78; the golden one says 0x1f.
+    let aeth = |syndrome: u8| frame(O::RcAcknowledge, &[1 << 6, 0, 0, 0, 0, 0, 0, 0, 78, syndrome ^ 0x1f]);
+    let send = [&[1, 1][..], &work(W::Send, 0, 1, 2000)[2..]].concat();
     for syndrome in [0x60, 0x61, 0x62, 0x63, 0x64, 0x20, 0x40, 0x7f] {
-        // the AETH follows the BTH at 54
-        let nak = frame(O::RcAcknowledge, &[1 << 6, 0, 0, 0, 0, 0, 0, 0, 78, syndrome]);
-        seed("a NAK for a WQE", &[[&[1, 1][..], &work(W::Send, 0, 1, 2000)[2..]].concat(), nak]);
+        seed("a NAK for a WQE", &[send.clone(), aeth(syndrome)]);
     }
+    seed(
+        "a peer that is never ready",
+        &[send, aeth(0x21), vec![7, 14], aeth(0x21), vec![7, 14], aeth(0x21), vec![7, 14], aeth(0x21)],
+    );
     seed(
         "responses for a READ of QP 2",
         &[

@@ -29,7 +29,7 @@ fn no_seed_and_nothing_that_was_found_breaks_a_promise() {
     for (name, input) in &inputs {
         let outcome = card.run(input).expect("a process");
         clocks += outcome.clocks;
-        broken.extend(outcome.fault.map(|fault| format!("{name}:\n{fault}")));
+        broken.extend(outcome.fault.map(|fault| format!("{name}:\n{fault}\n{}", outcome.story)));
     }
     println!("{} inputs, {clocks} clocks", inputs.len());
     assert!(broken.is_empty(), "{} inputs break a promise:\n\n{}", broken.len(), broken.join("\n\n"));

@@ -77,7 +77,8 @@ fn card(minutes: f64, seed: u64) -> anyhow::Result<()> {
     fuzz.args([
         "-max_len=1024",
         "-len_control=0",
-        "-timeout=120",
+        "-timeout=600",
+        "-report_slow_units=600",
         "-rss_limit_mb=3000",
         "-print_final_stats=1",
     ]);

@@ -34,7 +34,7 @@ pub const EVENTS_LOG: u8 = 6;
 /// CQ n stands at `CQS + n * 0x800`.
 pub const CQS: usize = 0x4000;
 /// log2 of the entries of each: few, so that overflow is in reach.
-pub const CQ_LOG: u8 = 5;
+pub const CQ_LOG: u8 = 4;
 /// Send queue of QP n at `SQS + n * 0x800`.
 pub const SQS: usize = 0x8000;
 /// Receive queue of QP n at `RQS + n * 0x400`.

@@ -577,7 +577,7 @@ impl Machine {
         let (first, last) = (action.byte(4) & 15, action.byte(4) >> 4);
         let (first_be, last_be) = match dwords {
             1 => (first, 0),
-            _ => ([15, 14, 12, 8][usize::from(first & 3)], [15, 7, 3, 1][usize::from(last & 3)]),
+            _ => ([8, 12, 14, 15][usize::from(first & 3)], [1, 3, 7, 15][usize::from(last & 3)]),
         };
         let address = u64::from(offset % bytes);
         let write = action.bit(1, 2);

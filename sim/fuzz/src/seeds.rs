@@ -167,6 +167,20 @@ pub fn seeds() -> Vec<Seed> {
         let armed = vec![3, 4, 16, 1, 0xff, 1, cq, 0, 0, arm, 0, 0, 0, 0];
         seed("an armed CQ", &[armed, ask(0, 9), ask(4, 9), work(W::Send, 2, 1, 30)]);
     }
+    // the EQ doorbell of page 0, and CQ doorbells that say what was consumed
+    let bell = |page: u8, offset: u8, number: u8, arm: u8, consumer: u8| {
+        vec![3, 4, offset, page, 0xff, 1, number, 0, 0, arm, consumer, 0, 0, 0]
+    };
+    seed("events are consumed", &[ask(0, 5), bell(0, 24, 0, 1, 0), bell(0, 24, 0, 1, 1), ask(0, 5)]);
+    seed("an EQ that is not there", &[bell(0, 24, 7, 1, 0), bell(1, 24, 0, 1, 0)]);
+    for arm in 0..4 {
+        seed(
+            "completions are consumed",
+            &[ask(0, 5), bell(1, 16, 1, arm, 1), ask(0, 5), bell(1, 16, 1, arm, 9)],
+        );
+        seed("a CQ of the other page", &[bell(1, 16, 2, arm, 0), bell(1, 16, 60, arm, 0)]);
+    }
+    seed("a CQ overflows", &vec![work(W::RdmaWrite, 0, 1, 4); 20]);
     seed("all of BAR0", &[vec![3, 0x10, 0, 0x10, 0xff, 63], vec![3, 0x10, 0, 0, 0x3f, 63]]);
     seed(
         "the table of vectors",

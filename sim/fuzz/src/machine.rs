@@ -217,7 +217,7 @@ impl Machine {
         for cq in 0..3u32 {
             let page = 1 + (cq / 2) as u16;
             let base = LOW + (CQS + cq as usize * 0x800) as u64;
-            let entry = CqEntry { valid: true, log_depth: CQ_LOG, page, eqn: 0, base };
+            let entry = CqEntry { valid: true, log_depth: CQ_LOG, page, eqn: 0, base, ..CqEntry::default() };
             self.must(CommandOpcode::CreateCq, cq, words(&entry.pack()), |_| {})?;
         }
         for qpn in 1..=3 {
@@ -512,6 +512,7 @@ impl Machine {
             rkey,
             length,
             index,
+            qpn,
         };
         let mut wqe = [0; 128];
         wqe[..32].copy_from_slice(&head.pack());
@@ -633,7 +634,15 @@ impl Machine {
                 .pack(),
             ),
             3 => words(
-                &CqEntry { valid: true, log_depth: CQ_LOG, page: 1, eqn: 0, base: LOW + CQS as u64 }.pack(),
+                &CqEntry {
+                    valid: true,
+                    log_depth: CQ_LOG,
+                    page: 1,
+                    eqn: 0,
+                    base: LOW + CQS as u64,
+                    ..CqEntry::default()
+                }
+                .pack(),
             ),
             4 => words(
                 &EqEntry { valid: true, log_depth: EVENTS_LOG, vector: 1, base: LOW + EVENTS as u64 }.pack(),

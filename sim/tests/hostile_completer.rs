@@ -133,7 +133,6 @@ fn ways() -> Vec<Bad> {
 }
 
 #[test]
-#[ignore = "open: a command fence of a card whose reads fail may never come back; see docs/status.md"]
 fn a_hostile_completer_costs_the_qp_that_it_hits_and_nobody_else() {
     let mut story = Story::unrecorded("a_hostile_completer", RoomConfig::example(2, seed()));
     story.hosts_are_impatient();
@@ -192,7 +191,6 @@ fn a_hostile_completer_costs_the_qp_that_it_hits_and_nobody_else() {
 }
 
 #[test]
-#[ignore = "open: a command fence of a card whose reads fail may never come back; see docs/status.md"]
 fn bad_answers_to_any_read_of_both_cards_at_once_leave_cards_that_work() {
     let mut story = Story::unrecorded("bad_answers_to_any_read", RoomConfig::example(2, seed()));
     story.hosts_are_impatient();

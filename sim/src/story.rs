@@ -461,6 +461,28 @@ impl Story {
         self.expected.insert((card, reject), None);
     }
 
+    /// Both cards may have counted what the peer of a QP that is gone or dead makes them count, and these.
+    pub fn allow_aftermath(&mut self, more: &[Reject]) {
+        let all = [
+            Reject::UnknownQp,
+            Reject::WrongQpState,
+            Reject::QpHalted,
+            Reject::Duplicate,
+            Reject::PsnOutOfSequence,
+            Reject::PsnOutOfSequenceRepeat,
+            Reject::ResponseStale,
+            Reject::ResponseUnexpected,
+            Reject::ResponseGap,
+            Reject::MissQueueFull,
+            Reject::ReceiverNotReady,
+        ];
+        for card in 0..2 {
+            for reject in all.iter().chain(more) {
+                self.allow(card, *reject);
+            }
+        }
+    }
+
     /// The cards may touch memory that is not mapped.
     pub fn allow_memory_faults(&mut self) {
         self.expected_faults = true;

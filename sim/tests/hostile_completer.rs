@@ -37,29 +37,14 @@ fn counted(story: &mut Story, card: usize) -> [u64; 5] {
 
 /// Whatever a bad answer and a QP that it killed may make the cards count.
 fn allow(story: &mut Story) {
-    let more = [
+    story.allow_aftermath(&NAMES);
+    story.allow_aftermath(&[
         Reject::GatherFailed,
         Reject::SqFetchFailed,
         Reject::WqeFetchFailed,
         Reject::CommandFetchFailed,
-        Reject::QpHalted,
-        Reject::WrongQpState,
-        Reject::UnknownQp,
-        Reject::Duplicate,
-        Reject::PsnOutOfSequence,
-        Reject::PsnOutOfSequenceRepeat,
-        Reject::ResponseStale,
-        Reject::ResponseUnexpected,
-        Reject::ResponseGap,
-        Reject::MissQueueFull,
-        Reject::ReceiverNotReady,
         Reject::BufferFull,
-    ];
-    for card in 0..2 {
-        for reject in NAMES.into_iter().chain(more) {
-            story.allow(card, reject);
-        }
-    }
+    ]);
 }
 
 /// Nothing is owed to the cards, nothing happens any more.

@@ -179,28 +179,6 @@ impl Stage {
         }
     }
 
-    /// Both cards may have counted these, and whatever the peer of something that is gone counts.
-    fn allow(&mut self, more: &[Reject]) {
-        let all = [
-            Reject::UnknownQp,
-            Reject::WrongQpState,
-            Reject::QpHalted,
-            Reject::Duplicate,
-            Reject::PsnOutOfSequence,
-            Reject::PsnOutOfSequenceRepeat,
-            Reject::ResponseStale,
-            Reject::ResponseUnexpected,
-            Reject::ResponseGap,
-            Reject::MissQueueFull,
-            Reject::ReceiverNotReady,
-        ];
-        for card in 0..2 {
-            for reject in all.iter().chain(more) {
-                self.story.allow(card, *reject);
-            }
-        }
-    }
-
     /// All comes to rest, no read is without an end; with `counters`, each saw what the other sent.
     fn close(mut self, more: &[Reject], counters: bool) {
         let name = self.name;
@@ -219,7 +197,7 @@ impl Stage {
         }
         println!("{name}: {} times, the longest {} us", self.count, self.worst / US);
         assert!(self.worst < BOUND, "{name}: {} us", self.worst / US);
-        self.allow(more);
+        self.story.allow_aftermath(more);
         self.story.no_other_events();
     }
 }

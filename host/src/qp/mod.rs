@@ -58,7 +58,7 @@ pub struct QpInit<'a> {
     /// Every send work request is signaled.
     pub sq_sig_all: bool,
     /// A work request that is posted alone while none is outstanding is also pushed to the card, if it fits: its host memory
-    /// need not be read then. Off unless asked for: see the open fault in docs/status.md.
+    /// need not be read then. On unless switched off.
     pub push: bool,
     /// Most PSNs in flight when a packet of a SEND or WRITE is sent: what a lost one costs in resent ones. 0, and READs,
     /// are limited by the PSN window alone.
@@ -78,7 +78,7 @@ impl<'a> QpInit<'a> {
             max_recv_sge: 1,
             max_inline: 0,
             sq_sig_all: false,
-            push: false,
+            push: true,
             max_inflight: 128,
         }
     }

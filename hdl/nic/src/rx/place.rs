@@ -711,9 +711,11 @@ impl Module for Place {
         let middle = f_rest & here & !f.ends;
         let placement = Stream::<Fault>::wires(c, "placement_in");
         let placements = buffer("placements", c, 4, &placement);
+        // those that have left `finish`: a fence that waited for an atomic behind it here would wait for ever
+        let exchanging = reg_init("exchanging", 8, 0);
         // a confirmation must not meet the next life of its QP
-        let f_fence =
-            f_rest & here & f.ends & is_kind(Kind::Fence) & wqes.drained & !placements.valid & atomics.none();
+        let settled = wqes.drained & !placements.valid & exchanging.none();
+        let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & settled;
         let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
         let f_read = (f_rest & here & f.ends & is_kind(Kind::Read) & placement.ready).named("read_finishes");
         placement.valid.set(f_read & (f.last | f.status.any()));
@@ -782,6 +784,7 @@ impl Module for Place {
         let can = completion.ready & event.ready & exchange.ready & (!wake_valid | io.wake.ready);
         let done = (step.eq(2) & can).named("finished");
         exchange.valid.set(done & is_atomic);
+        exchanging.set(exchanging + (done & is_atomic).extend(8) - io.exchanged.extend(8));
         exchange.data.assign(&Exchange { qp: f.qp, entry });
         completion.valid.set(done & f.reports);
         completion.data.assign(&Completion {

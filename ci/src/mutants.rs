@@ -9,7 +9,7 @@
 
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -105,8 +105,10 @@ fn plant(tree: &Path, m: &Mutant) -> Result<String> {
 
 /// How the mutants are built: optimisation and debug information cost more than they bring.
 const QUICK: [(&str, &str); 2] = [("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_PROFILE_DEV_OPT_LEVEL", "0")];
-/// A test that takes longer than this hangs, which is as good as a failure.
-const HANGS: Duration = Duration::from_secs(120);
+/// A test that takes this many times as long as without a fault, and this long, hangs, which is as good as a failure.
+const HANGS: (u32, Duration) = (8, Duration::from_secs(60));
+/// Longest without a fault.
+const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// The checkout of HEAD and the builds in it.
 struct Bench {
@@ -141,8 +143,8 @@ impl Bench {
         Ok(Ok(self.tree.join(path)))
     }
 
-    /// Runs a test program: whether all of its tests passed. Prints which did not.
-    fn passes(&self, program: &Path, package: &str) -> Result<bool> {
+    /// Runs a test program for so long at most: whether all of its tests passed. Prints which did not.
+    fn passes(&self, program: &Path, package: &str, limit: Duration) -> Result<bool> {
         let manifest = self.manifest_dir(package)?;
         let log = self.target.join("output");
         let file = std::fs::File::create(&log).context("create the output file")?;
@@ -155,8 +157,8 @@ impl Bench {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            if start.elapsed() > HANGS {
-                println!("    no end after {} s", HANGS.as_secs());
+            if start.elapsed() > limit {
+                println!("    no end after {} s", limit.as_secs());
                 child.kill()?;
                 break child.wait()?;
             }
@@ -178,10 +180,10 @@ impl Bench {
     }
 
     /// Puts the fault in, builds, runs, takes it out: whether the tests found it.
-    fn kills(&self, m: &Mutant) -> Result<bool> {
+    fn kills(&self, m: &Mutant, limit: Duration) -> Result<bool> {
         let good = plant(&self.tree, m)?;
         let found = self.build(&m.package, &m.test).and_then(|built| match built {
-            Ok(program) => Ok(!self.passes(&program, &m.package)?),
+            Ok(program) => Ok(!self.passes(&program, &m.package, limit)?),
             Err(said) => bail!("`{}` does not compile:\n{said}", m.name),
         });
         std::fs::write(self.tree.join(&m.file), good).context("restore the file")?;
@@ -208,10 +210,15 @@ fn mutants(mut args: Args) -> Result<()> {
     let start = Instant::now();
     let bench = Bench::new()?;
     let blocks: BTreeSet<(&str, &str)> = list.iter().map(|m| (m.package.as_str(), m.test.as_str())).collect();
+    let mut limits = BTreeMap::new();
     for (package, test) in &blocks {
         println!("{package} {test} without a fault");
-        match bench.build(package, test)? {
-            Ok(program) if bench.passes(&program, package)? => {}
+        let built = bench.build(package, test)?;
+        let began = Instant::now();
+        match built {
+            Ok(program) if bench.passes(&program, package, PATIENCE)? => {
+                limits.insert((*package, *test), HANGS.1.max(HANGS.0 * began.elapsed()));
+            }
             Ok(_) => {
                 bail!("{package} {test} fails without a fault: run `cargo test -p {package} --test {test}`")
             }
@@ -222,7 +229,7 @@ fn mutants(mut args: Args) -> Result<()> {
     for (i, m) in list.iter().enumerate() {
         let began = Instant::now();
         println!("{}/{} {}: {}", i + 1, list.len(), m.test, m.name);
-        let killed = bench.kills(m)?;
+        let killed = bench.kills(m, limits[&(m.package.as_str(), m.test.as_str())])?;
         println!(
             "  {} in {:.1} s",
             if killed { "killed" } else { "SURVIVED" },

@@ -10,6 +10,7 @@
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -150,7 +151,8 @@ impl Bench {
         let file = std::fs::File::create(&log).context("create the output file")?;
         let mut test = std::process::Command::new(program);
         test.current_dir(&manifest).env("CARGO_MANIFEST_DIR", &manifest);
-        test.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        // a group of its own: a proof has solvers below it, which end with it
+        test.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).process_group(0);
         let mut child = test.spawn().with_context(|| format!("start {}", program.display()))?;
         let start = Instant::now();
         let status = loop {
@@ -159,7 +161,7 @@ impl Bench {
             }
             if start.elapsed() > limit {
                 println!("    no end after {} s", limit.as_secs());
-                child.kill()?;
+                run::succeeds(&mut run::command("sh", ["-c", &format!("kill -KILL -{}", child.id())]));
                 break child.wait()?;
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -21,7 +21,7 @@ use crate::{
     function::Mapping,
     memory::ProcessMemory,
     room::{Room, RoomConfig},
-    wire::{Action, Rule, Side},
+    wire::{Action, Faults, Rule, Side},
 };
 use contract::{Reject, StageCounter, register};
 use host::{
@@ -260,10 +260,14 @@ impl Story {
         self.wire_does(from, Action::Drop, matches);
     }
 
+    /// The wire treats the packets of both sides like this from now on.
+    pub fn wire_harms(&mut self, faults: Faults) {
+        lock(&self.room).change_wire(|wire, _| Side::BOTH.map(|side| wire.set_faults(side, faults)));
+    }
+
     /// The wire loses every packet of `from` from now on.
     pub fn wire_is_cut(&mut self, from: Side) {
-        let faults = crate::wire::Faults::loss(1.0);
-        lock(&self.room).change_wire(|wire, _| wire.set_faults(from, faults));
+        lock(&self.room).change_wire(|wire, _| wire.set_faults(from, Faults::loss(1.0)));
     }
 
     /// Every packet so far.

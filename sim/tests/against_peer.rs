@@ -1,6 +1,10 @@
-//! The card's RTL against the plain-Rust endpoint: random programs of everything that RC has here, both ways, on one to
-//! four connections over a wire that loses, doubles, delays and corrupts. Memory of both ends, guards included, and every
-//! completion must be those of the program. READs ask for what WRITEs and atomics before them changed.
+//! The card's RTL against the plain-Rust endpoint: random programs of every operation of RC, both ways, on one to four
+//! connections over a wire that loses, doubles, delays and corrupts. Memory of both ends, guards included, and every
+//! completion must be those of the program, and the card's CQ must tell of solicited ones, once. READs ask for what WRITEs and
+//! atomics before them changed; SENDs behind a fence carry what READs brought; keys that were used end.
+//!
+//! Half of the connections end by a request whose key is wrong: the end over a quiet wire, behind all else. It fails with its
+//! status, what is behind it is flushed at both ends, and memory stays as it was.
 //!
 //! A program that differs is run alone and shrunk; the seed and what is left of it are printed.
 //! `VERBENA_PROGRAMS` says how many (default 500, the bar is 20,000: `cargo ci soak`), `VERBENA_SEED` the first.
@@ -8,8 +12,8 @@
 #[path = "common/programs.rs"]
 mod programs;
 
-use contract::{PathMtu, Reject, WcStatus, verbs::access};
-use host::{Completion, Gid};
+use contract::{PathMtu, Reject, WcOpcode, WcStatus, verbs::access};
+use host::{CompChannel, Completion, Gid, Mr, SendWr};
 use peer::{Address, Landing, QpParams, Region, SendOp, Tuning};
 use programs::{
     Done, Op, Plan, RECEIVES, Receive, Request, SEND_SGES, SGES, Space, Work, number, requests, runner,
@@ -18,7 +22,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use sim::{
     backend::{lock, pass},
-    story::{A, B, Host, IPV6, MS, Story, US, card_and_peer, usual},
+    story::{Host, IPV6, MS, Story, US, card_and_peer, usual},
     wire::{Delay, Faults},
 };
 use std::{
@@ -27,7 +31,7 @@ use std::{
     ops::{AddAssign, Range},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Programs that share a room: each has QPs of its own.
@@ -37,8 +41,14 @@ const DEFAULT: u64 = 500;
 const CAPTURES: u64 = 20;
 /// Most programs that are run to shrink one.
 const SHRINKS: usize = 1000;
-/// Address of the peer's region.
+/// Address of the peer's region, and of each of its windows.
 const VA: u64 = 0x7fff_1234_5000;
+const WINDOW_VA: u64 = 0x5000;
+/// The first request of an end, and the first receive of one.
+const LAST: u64 = 900;
+const LAST_RECEIVES: u64 = RECEIVES + LAST;
+/// What the peer's regions permit.
+const RIGHTS: u8 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 const CARD_MAC: u64 = 0x0200_0000_000a;
 
 /// A connection: what its ends do, the card first, and how they are set.
@@ -55,6 +65,84 @@ struct Connection {
     max_inline: u32,
     /// Receives are posted one at a time while all runs.
     late: [bool; 2],
+    end: Option<End>,
+}
+
+/// A last request, with a key by which it may not be done.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    /// Who asks: 0 the card, 1 the peer.
+    asks: usize,
+    by: By,
+    wrong: Wrong,
+    signaled: bool,
+    /// Requests behind it.
+    behind: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum By {
+    LocalInv,
+    SendInv,
+    Write,
+    Read,
+    FetchAdd,
+}
+
+/// What is wrong with the key: it has ended, is another use of its number, is nobody's, another domain's, or may not end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wrong {
+    Ended,
+    Tag,
+    Number,
+    Domain,
+    Right,
+}
+
+impl End {
+    /// Where the key is looked up.
+    fn judges(&self) -> usize {
+        if self.by == By::LocalInv { self.asks } else { 1 - self.asks }
+    }
+
+    /// What the card counts if it judges.
+    fn reject(&self) -> Reject {
+        match self.wrong {
+            Wrong::Ended | Wrong::Number => Reject::RkeyUnknown,
+            Wrong::Tag => Reject::RkeyTag,
+            Wrong::Domain => Reject::RkeyPd,
+            Wrong::Right => Reject::RkeyRights,
+        }
+    }
+
+    /// What both ends are owed: sends, then receives, of the card, of the peer.
+    fn owed(&self) -> [[Vec<Done>; 2]; 2] {
+        let flush = WcStatus::WrFlushErr;
+        let (opcode, status) = match self.by {
+            By::LocalInv => (WcOpcode::LocalInv, WcStatus::LocQpOpErr),
+            // the peer stops without a word, as soft RoCE does
+            By::SendInv if self.asks == 0 => (WcOpcode::Send, WcStatus::RetryExcErr),
+            By::SendInv => (WcOpcode::Send, WcStatus::RemAccessErr),
+            By::Write => (WcOpcode::RdmaWrite, WcStatus::RemAccessErr),
+            By::Read => (WcOpcode::RdmaRead, WcStatus::RemAccessErr),
+            By::FetchAdd => (WcOpcode::FetchAdd, WcStatus::RemAccessErr),
+        };
+        let mut sends = vec![Done::failed(LAST, opcode, status)];
+        sends.extend((1..=self.behind).map(|i| Done::failed(LAST + i, WcOpcode::Send, flush)));
+        let receives = |first| {
+            vec![
+                Done::failed(LAST_RECEIVES, WcOpcode::Recv, first),
+                Done::failed(LAST_RECEIVES + 1, WcOpcode::Recv, flush),
+            ]
+        };
+        let other = match self.by {
+            By::LocalInv => vec![],
+            By::SendInv => receives(WcStatus::LocAccessErr),
+            _ => receives(flush),
+        };
+        let mine = [sends, receives(flush)];
+        if self.asks == 0 { [mine, [vec![], other]] } else { [[vec![], other], mine] }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -90,6 +178,20 @@ fn tuning() -> impl Strategy<Value = Tuning> {
     )
 }
 
+fn end() -> impl Strategy<Value = End> {
+    use proptest::sample::select;
+    let by = select(vec![By::LocalInv, By::SendInv, By::Write, By::Read, By::FetchAdd]);
+    let wrong = select(vec![Wrong::Ended, Wrong::Tag, Wrong::Number, Wrong::Domain, Wrong::Right]);
+    let ends = |(asks, by, wrong, signaled, behind)| match wrong {
+        // of a key that may not end the bounds are those of its region
+        Wrong::Right if !matches!(by, By::LocalInv | By::SendInv) => {
+            End { asks, by, wrong: Wrong::Ended, signaled, behind }
+        }
+        _ => End { asks, by, wrong, signaled, behind },
+    };
+    (0..2usize, by, wrong, any::<bool>(), 0..4u64).prop_map(ends)
+}
+
 fn connection() -> impl Strategy<Value = Connection> {
     let psn = || prop_oneof![0..1u32 << 24, 0xff_fff0..0x100_0000u32];
     let inflight = prop_oneof![Just(0u16), Just(1), Just(3), Just(128)];
@@ -103,9 +205,10 @@ fn connection() -> impl Strategy<Value = Connection> {
         inflight,
         prop_oneof![Just(0u32), Just(32), Just(96), Just(220)],
         any::<[bool; 2]>(),
+        proptest::option::of(end()),
     )
-        .prop_map(|(requests, mtu, ipv6, psns, tuning, depths, max_inflight, max_inline, late)| {
-            Connection { requests, mtu, ipv6, psns, tuning, depths, max_inflight, max_inline, late }
+        .prop_map(|(requests, mtu, ipv6, psns, tuning, depths, max_inflight, max_inline, late, end)| {
+            Connection { requests, mtu, ipv6, psns, tuning, depths, max_inflight, max_inline, late, end }
         })
 }
 
@@ -141,6 +244,9 @@ struct Link {
     peer_qp: u32,
     /// Of the card, of the peer.
     plans: [Plan; 2],
+    /// The windows of the card, those of its own plan first, and the keys of the peer's, likewise.
+    windows: Vec<Mr>,
+    window_keys: Vec<u32>,
     /// Receives not posted yet, the next last: at the card, at the peer.
     late: [Vec<Receive>; 2],
     card: Vec<Completion>,
@@ -150,8 +256,29 @@ struct Link {
 impl Link {
     /// Has as many completions as it is owed.
     fn is_over(&self) -> bool {
-        let owed = |side: usize| self.plans[side].sent.len() + self.plans[1 - side].received.len();
+        let owed = |side: usize| self.plans[side].sent.len() + self.plans[1 - side].owed();
         self.card.len() >= owed(0) && self.peer.len() >= owed(1)
+    }
+
+    /// The memories of the card and of the peer, as the plan of `side` numbers them, by address and key.
+    fn memories(&self, side: usize, host: &Host, key: u32) -> [Vec<(u64, u32)>; 2] {
+        // a plan's near windows are the first of its own side, its far ones the last of the other
+        let mine = |of: usize, end: usize| {
+            let near = self.plans[end].windows[0].len();
+            if of == end { 0..near } else { near..near + self.plans[of].windows[1].len() }
+        };
+        let card = self.windows[mine(side, 0)].iter().map(|window| (window.addr(), window.rkey()));
+        let peer = self.window_keys[mine(side, 1)].iter().map(|key| (WINDOW_VA, *key));
+        [
+            std::iter::once((host.memory.addr(), host.memory.rkey())).chain(card).collect(),
+            std::iter::once((VA, key)).chain(peer).collect(),
+        ]
+    }
+
+    /// The spaces of its windows: of the card, of the peer.
+    fn spaces(&self) -> [Vec<&Space>; 2] {
+        let of = |end: usize| self.plans[end].windows[0].iter().chain(&self.plans[1 - end].windows[1]);
+        [of(0).collect(), of(1).collect()]
     }
 
     fn has_failed(&self) -> bool {
@@ -167,7 +294,7 @@ fn connect(story: &mut Story, host: &Host, connection: &Connection, plans: [Plan
         max_send_sge: SEND_SGES as u32,
         max_inline: connection.max_inline,
         max_recv_sge: SGES as u32,
-        max_send_wr: 16,
+        max_send_wr: 32,
         max_recv_wr: 16,
         max_inflight: connection.max_inflight,
         ..host::QpInit::rc(&host.cq, &host.cq)
@@ -187,7 +314,7 @@ fn connect(story: &mut Story, host: &Host, connection: &Connection, plans: [Plan
             sq_psn: psns[1],
             timeout: 7,
             min_rnr_timer: 1,
-            access: access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC,
+            access: RIGHTS,
             max_rd_atomic: depths[1],
             max_dest_rd_atomic: depths[0],
             tuning,
@@ -204,66 +331,104 @@ fn connect(story: &mut Story, host: &Host, connection: &Connection, plans: [Plan
     attr.min_rnr_timer = 1;
     (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (depths[0], depths[1]);
     qp.connect_with(&attr).expect("the card connects");
+    let mut windows = programs::windows(&host.pd, &plans[0].windows[0]);
+    windows.extend(programs::windows(&host.pd, &plans[1].windows[1]));
+    let mut room = lock(&story.room);
+    let spaces = plans[1].windows[0].iter().chain(&plans[0].windows[1]);
+    let window_keys = spaces.map(|space| register(room.peer(), 1, &space.before)).collect();
+    drop(room);
     Link {
         qp,
         max_inline: connection.max_inline as usize,
         peer_qp,
         plans,
+        windows,
+        window_keys,
         late: [vec![], vec![]],
         card: vec![],
         peer: vec![],
     }
 }
 
-/// A piece of the peer's region.
-fn piece(key: u32, range: &Range<usize>) -> peer::Sge {
-    peer::Sge { lkey: key, va: VA + range.start as u64, length: range.len() }
+/// A window of the peer.
+fn register(peer: &mut peer::Endpoint, pd: u32, bytes: &[u8]) -> u32 {
+    peer.register(Region { pd, va: WINDOW_VA, access: RIGHTS | access::INVALIDATE, bytes: bytes.to_vec() })
 }
 
-fn landing(key: u32, sges: &[Range<usize>]) -> Landing {
+fn landing((va, lkey): (u64, u32), sges: &[Range<usize>]) -> Landing {
     let range = sges.first().cloned().unwrap_or(0..0);
-    Landing::Region { lkey: key, va: VA + range.start as u64, length: range.len() }
+    Landing::Region { lkey, va: va + range.start as u64, length: range.len() }
 }
 
-fn post_to_peer(peer: &mut peer::Endpoint, qpn: u32, key: u32, far: (u64, u32), work: &Work) {
-    let (va, rkey) = (far.0 + work.far as u64, far.1);
-    let landing = landing(key, &work.sges);
+/// Posts work on the peer's QP, whose memories are `near`.
+fn post_to_peer(peer: &mut peer::Endpoint, qpn: u32, near: &[(u64, u32)], far: &[(u64, u32)], work: &Work) {
+    let (near, (va, rkey)) = (near[work.memories[0]], far[work.memories[1]]);
+    let va = va + work.far as u64;
+    let landing = landing(near, &work.sges);
     let op = match work.op {
         Op::Send(imm) => SendOp::Send { imm },
+        Op::SendInv => SendOp::SendInv { rkey },
+        Op::LocalInv => SendOp::LocalInv { rkey: near.1 },
         Op::Write(imm) => SendOp::Write { va, rkey, imm },
         Op::Read => SendOp::Read { va, rkey, landing },
         Op::FetchAdd(add) => SendOp::FetchAdd { va, rkey, add, landing },
         Op::CompareSwap(compare, swap) => SendOp::CompareSwap { va, rkey, compare, swap, landing },
     };
-    let gather = match work.op {
-        Op::Send(_) | Op::Write(_) => work.sges.iter().map(|range| piece(key, range)).collect(),
-        _ => Vec::new(),
+    let piece = |range: &Range<usize>| peer::Sge {
+        lkey: near.1,
+        va: near.0 + range.start as u64,
+        length: range.len(),
     };
+    let gather = if work.op.sends() { work.sges.iter().map(piece).collect() } else { vec![] };
     let Work { wr_id, signaled, solicited, fence, .. } = *work;
     let wr = peer::SendWr { gather, signaled, solicited, fence, ..peer::SendWr::new(wr_id, op, Vec::new()) };
     peer.post_send(qpn, wr).expect("post a send");
 }
 
 fn post_receive_to_peer(peer: &mut peer::Endpoint, qpn: u32, key: u32, receive: &Receive) {
-    let wr = peer::RecvWr { wr_id: receive.wr_id, landing: landing(key, &receive.sges) };
+    let wr = peer::RecvWr { wr_id: receive.wr_id, landing: landing((VA, key), &receive.sges) };
     peer.post_recv(qpn, wr).expect("post a receive");
 }
 
+/// The card, its CQ's events, what is counted at it by intent.
+struct Card {
+    host: Host,
+    channel: CompChannel,
+    /// A domain that no QP has.
+    other: host::Pd,
+    rejects: BTreeMap<Reject, u64>,
+}
+
+impl Card {
+    fn start(story: &mut Story) -> Self {
+        let mut host = story.start(0);
+        let channel = host.context.create_comp_channel().expect("a channel");
+        host.cq = host.context.create_cq(1024, Some(&channel)).expect("create a CQ");
+        let other = host.context.alloc_pd().expect("a domain");
+        Self { host, channel, other, rejects: BTreeMap::new() }
+    }
+
+    /// How many events its CQ has told of.
+    fn events(&self) -> usize {
+        let next = || self.channel.wait(Some(Duration::ZERO)).expect("the channel");
+        std::iter::from_fn(next).count()
+    }
+}
+
 /// Runs a program in a room that may have run others.
-fn run(story: &mut Story, host: &Host, program: &Program) {
+fn run(story: &mut Story, card_end: &mut Card, program: &Program) {
+    let host = &card_end.host;
+    // an event of the last program's end
+    card_end.events();
+    host.cq.request_notify(true).expect("arm the CQ");
     let percent = |i: usize| f64::from(program.harm[i]) / 100.0;
-    let faults = Faults {
+    lock(&story.room).change_wire(|wire, _| wire.reseed(program.seed));
+    story.wire_harms(Faults {
         loss: percent(0),
         duplicate: percent(1),
         corrupt: percent(2),
         reorder: percent(3),
         delay: Delay::Time(program.delay_us * US),
-    };
-    lock(&story.room).change_wire(|wire, _| {
-        wire.reseed(program.seed);
-        for side in [A, B] {
-            wire.set_faults(side, faults);
-        }
     });
     let mut spaces = [Space::new(program.seed, SGES), Space::new(!program.seed, 1)];
     let mut links: Vec<Link> = Vec::new();
@@ -277,8 +442,7 @@ fn run(story: &mut Story, host: &Host, program: &Program) {
     }
     let [card, peer] = spaces;
     host.memory.write(0, &card.before).expect("the region is large enough");
-    let rights = access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
-    let region = Region { pd: 1, va: VA, access: access::LOCAL_WRITE | rights, bytes: peer.before.clone() };
+    let region = Region { pd: 1, va: VA, access: RIGHTS, bytes: peer.before.clone() };
     let key = lock(&story.room).peer().register(region);
 
     let post_card = |link: &Link, receive: &Receive| programs::post_receive(&link.qp, &host.memory, receive);
@@ -299,12 +463,14 @@ fn run(story: &mut Story, host: &Host, program: &Program) {
         }
     }
     for link in &links {
+        let [_, far] = link.memories(0, host, key);
+        let near: Vec<&Mr> = std::iter::once(&host.memory).chain(&link.windows).collect();
         for work in &link.plans[0].work {
-            programs::post(&link.qp, link.max_inline, &host.memory, (VA, key), work);
+            programs::post(&link.qp, link.max_inline, &near, &far, work);
         }
+        let [far, near] = link.memories(1, host, key);
         for work in &link.plans[1].work {
-            let far = (host.memory.addr(), host.memory.rkey());
-            post_to_peer(lock(&story.room).peer(), link.peer_qp, key, far, work);
+            post_to_peer(lock(&story.room).peer(), link.peer_qp, &near, &far, work);
         }
     }
 
@@ -331,17 +497,137 @@ fn run(story: &mut Story, host: &Host, program: &Program) {
     story.wait(MS);
     collect(story, host, &mut links);
 
-    for link in &links {
-        judge(link);
+    links.iter().for_each(judge);
+    let receives = links.iter().flat_map(|link| &link.plans[1].receives);
+    let solicited = receives.filter(|receive| receive.solicited).count();
+    assert_eq!(
+        card_end.events(),
+        solicited.min(1),
+        "events of {solicited} solicited completions of the card"
+    );
+
+    story.wire_harms(Faults::default());
+    let mut owed = Vec::new();
+    let mut kept = Vec::new();
+    for (link, connection) in links.iter_mut().zip(&program.connections) {
+        (link.card, link.peer) = (vec![], vec![]);
+        owed.push(connection.end.map(|end| {
+            kept.extend(ask_in_vain(story, card_end, link, end, key));
+            if end.judges() == 0 {
+                *card_end.rejects.entry(end.reject()).or_default() += 1;
+            }
+            end.owed()
+        }));
     }
+    let start = story.now();
+    let over = |links: &[Link]| {
+        links.iter().zip(&owed).all(|(link, owed)| {
+            owed.as_ref().is_none_or(|owed| {
+                let count = |side: usize| owed[side].iter().map(Vec::len).sum::<usize>();
+                link.card.len() >= count(0) && link.peer.len() >= count(1)
+            })
+        })
+    };
+    let host = &card_end.host;
+    while !over(&links) && story.now() - start < 1000 * MS {
+        pass(&mut lock(&story.room)).unwrap_or_else(|error| panic!("{error}"));
+        collect(story, host, &mut links);
+    }
+    story.wait(MS / 10);
+    collect(story, host, &mut links);
+    for (link, owed) in links.iter().zip(&owed) {
+        let [of_card, of_peer] = owed.clone().unwrap_or_default();
+        assert_eq!(split(link.card.iter().map(Done::from)), of_card, "the end at the card");
+        assert_eq!(split(link.peer.iter().map(done)), of_peer, "the end at the peer");
+    }
+
     let found = host.memory.to_vec(0..card.after.len()).expect("the region");
     card.matches("the card", &found);
     let mut room = lock(&story.room);
     let found = room.peer().deregister(key).expect("the region").bytes;
     peer.matches("the peer", &found);
     for link in &links {
+        let [of_card, of_peer] = link.spaces();
+        for (space, window) in of_card.iter().zip(&link.windows) {
+            space.matches("a window of the card", &window.to_vec(0..window.len()).expect("all of it"));
+        }
+        for (space, key) in of_peer.iter().zip(&link.window_keys) {
+            assert!(!room.peer().is_valid(*key), "a key of the peer has not ended");
+            space.matches("a window of the peer", &room.peer().deregister(*key).expect("a window").bytes);
+        }
         room.peer().destroy_qp(link.peer_qp).expect("destroy");
     }
+}
+
+/// Asks for the last thing, and posts what will be flushed. Gives the windows that must live on meanwhile.
+fn ask_in_vain(story: &Story, card: &Card, link: &Link, end: End, key: u32) -> Vec<Mr> {
+    let host = &card.host;
+    let mut space = Space::new(1, 1);
+    space.grow(64);
+    let window = [space];
+    let mut kept = Vec::new();
+    let mut at_card = |pd: &host::Pd| {
+        let made = programs::windows(pd, &window);
+        let at = (made[0].addr(), made[0].rkey());
+        kept.extend(made);
+        at
+    };
+    let at_peer = |pd| (WINDOW_VA, register(lock(&story.room).peer(), pd, &window[0].before));
+    // the first of those that the programs have ended
+    let ended = |side: usize| (0..2).find_map(|plan| link.memories(plan, host, key)[side].get(1).copied());
+    let (va, mut bad) = match (end.judges(), end.wrong) {
+        (side, Wrong::Ended) => ended(side).unwrap_or((VA, 0xffff_ff00)),
+        (0, Wrong::Domain) => at_card(&card.other),
+        (_, Wrong::Domain) => at_peer(2),
+        (0, Wrong::Right) => (host.memory.addr(), host.memory.rkey()),
+        (_, Wrong::Right) => (VA, key),
+        (0, _) => at_card(&host.pd),
+        (_, _) => at_peer(1),
+    };
+    match end.wrong {
+        Wrong::Tag => bad ^= 1,
+        Wrong::Number => bad ^= 0xff00_0000,
+        _ => {}
+    }
+    let mut sges = vec![host.memory.sge(0..8).expect("eight bytes")];
+    let landing = Landing::Owned(8);
+    let (at_card, at_peer) = match end.by {
+        By::LocalInv => (host::Operation::LocalInv(bad), SendOp::LocalInv { rkey: bad }),
+        By::SendInv => (host::Operation::SendWithInv(bad), SendOp::SendInv { rkey: bad }),
+        By::Write => {
+            (host::Operation::Write { addr: va, rkey: bad }, SendOp::Write { va, rkey: bad, imm: None })
+        }
+        By::Read => (host::Operation::Read { addr: va, rkey: bad }, SendOp::Read { va, rkey: bad, landing }),
+        By::FetchAdd => (
+            host::Operation::FetchAdd { addr: va, rkey: bad, add: 1 },
+            SendOp::FetchAdd { va, rkey: bad, add: 1, landing },
+        ),
+    };
+    if matches!(end.by, By::LocalInv | By::SendInv) {
+        sges.clear();
+    }
+    for i in 0..2 {
+        link.qp.post_recv(&[host::RecvWr::new(LAST_RECEIVES + i, &[])]).expect("post a receive");
+        let wr = peer::RecvWr { wr_id: LAST_RECEIVES + i, landing: Landing::Owned(0) };
+        lock(&story.room).peer().post_recv(link.peer_qp, wr).expect("post a receive");
+    }
+    let signaled = end.signaled;
+    for i in 0..=end.behind {
+        let wr_id = LAST + i;
+        if end.asks == 0 {
+            let wr = match i {
+                0 => SendWr { signaled, ..SendWr::new(wr_id, at_card, &sges) },
+                _ => SendWr::send(wr_id, &[]),
+            };
+            link.qp.post_send(&[wr]).expect("post a send");
+        } else {
+            let data = if end.by == By::Write { vec![0xee; 8] } else { vec![] };
+            let (op, data) = if i == 0 { (at_peer, data) } else { (SendOp::Send { imm: None }, vec![]) };
+            let wr = peer::SendWr { signaled, ..peer::SendWr::new(wr_id, op, data) };
+            lock(&story.room).peer().post_send(link.peer_qp, wr).expect("post a send");
+        }
+    }
+    kept
 }
 
 fn collect(story: &Story, host: &Host, links: &mut [Link]) {
@@ -358,31 +644,43 @@ fn collect(story: &Story, host: &Host, links: &mut [Link]) {
     }
 }
 
-/// Completions are those owed, each queue in order.
-fn judge(link: &Link) {
-    let (received, sent): (Vec<Done>, Vec<Done>) =
-        link.card.iter().map(Done::from).partition(|done| done.wr_id >= RECEIVES);
-    assert_eq!(sent, link.plans[0].sent, "sends of the card");
-    assert_eq!(received, link.plans[1].received, "receives of the card");
-    let done = |c: &peer::Completion| Done {
+/// Those of the send queue, those of the receive queue.
+fn split(all: impl Iterator<Item = Done>) -> [Vec<Done>; 2] {
+    let (received, sent) = all.partition(|done| done.wr_id >= RECEIVES);
+    [sent, received]
+}
+
+fn done(c: &peer::Completion) -> Done {
+    Done {
         wr_id: c.wr_id,
         opcode: c.opcode,
         status: c.status,
         byte_len: c.byte_len,
         imm: c.imm,
-    };
-    let (received, sent): (Vec<Done>, Vec<Done>) =
-        link.peer.iter().map(done).partition(|done| done.wr_id >= RECEIVES);
-    assert_eq!(sent, link.plans[1].sent, "sends of the peer");
-    assert_eq!(received, link.plans[0].received, "receives of the peer");
+        invalidated: c.invalidated,
+    }
+}
+
+/// Completions are those owed, each queue in order.
+fn judge(link: &Link) {
+    let near = |side: usize| link.plans[side].windows[0].len();
+    let keys: Vec<u32> = link.windows[near(0)..].iter().map(Mr::rkey).collect();
+    let wanted = [link.plans[0].sent.clone(), link.plans[1].received(&keys)];
+    assert_eq!(split(link.card.iter().map(Done::from)), wanted, "the card");
+    let wanted = [link.plans[1].sent.clone(), link.plans[0].received(&link.window_keys[near(1)..])];
+    assert_eq!(split(link.peer.iter().map(done)), wanted, "the peer");
     let solicited = link.peer.iter().filter(|c| c.wr_id >= RECEIVES).map(|c| c.solicited);
     let wanted = link.plans[0].receives.iter().map(|receive| receive.solicited);
     assert!(solicited.eq(wanted), "solicited completions of the peer differ");
 }
 
 /// Counts what was provoked, and allows it; nothing else may have happened.
-fn close(mut story: Story, host: Host) -> Troubles {
+fn close(mut story: Story, end: Card) -> Troubles {
     let mut troubles = Troubles::default();
+    let Card { host, channel, other, rejects } = end;
+    for (reject, times) in rejects {
+        story.announce(0, reject, times);
+    }
     for reject in Reject::ALL {
         let peer = lock(&story.room).peer().rejects(*reject);
         let card = host.context.device().rejects().expect("the counters");
@@ -393,13 +691,13 @@ fn close(mut story: Story, host: Host) -> Troubles {
         }
     }
     story.no_other_events();
-    drop(host);
+    drop((other, host, channel));
     troubles
 }
 
 /// What a card may refuse on such a wire. A frame of a QP that is gone may still be on its way; small packets behind
-/// atomics come faster than the host answers.
-const HARMLESS: [Reject; 12] = [
+/// atomics come faster than the host answers; a READ that was done may come once more when its key has ended.
+const HARMLESS: [Reject; 13] = [
     Reject::BadFcs,
     Reject::BufferFull,
     Reject::UnknownQp,
@@ -412,15 +710,16 @@ const HARMLESS: [Reject; 12] = [
     Reject::ResponseUnexpected,
     Reject::ResponseGap,
     Reject::QpHalted,
+    Reject::SglKey,
 ];
 
 /// Whether a program differs when it is run in a room of its own.
 fn differs(program: &Program) -> bool {
     let alone = || {
         let mut story = card_and_peer("against_peer_alone", program.seed);
-        let host = story.start(0);
-        run(&mut story, &host, program);
-        close(story, host);
+        let mut card = Card::start(&mut story);
+        run(&mut story, &mut card, program);
+        close(story, card);
     };
     catch_unwind(AssertUnwindSafe(alone)).is_err()
 }
@@ -450,10 +749,10 @@ fn shrink(
 fn room(seeds: Range<u64>) -> Troubles {
     let name = format!("against_peer_{}", seeds.start / ROOM % CAPTURES);
     let mut story = card_and_peer(&name, seeds.start);
-    let host = story.start(0);
+    let mut card = Card::start(&mut story);
     for seed in seeds.clone() {
         let program = tree(seed).current();
-        if catch_unwind(AssertUnwindSafe(|| run(&mut story, &host, &program))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| run(&mut story, &mut card, &program))).is_err() {
             let again = |seed, programs| {
                 format!(
                     "VERBENA_SEED={seed} VERBENA_PROGRAMS={programs} cargo test -p sim --test against_peer"
@@ -476,7 +775,7 @@ fn room(seeds: Range<u64>) -> Troubles {
             }
         }
     }
-    close(story, host)
+    close(story, card)
 }
 
 #[test]

@@ -11,7 +11,7 @@
 #[path = "common/programs.rs"]
 mod programs;
 
-use contract::{WcOpcode, WcStatus};
+use contract::WcOpcode;
 use host::{Completion, QpInit};
 use programs::{Done, Op, RECEIVES, Receive, Space, Work};
 use sim::{
@@ -54,11 +54,13 @@ impl Batch {
             Op::Read => (WcOpcode::RdmaRead, length as u32),
             Op::FetchAdd(_) => (WcOpcode::FetchAdd, 8),
             Op::CompareSwap(..) => (WcOpcode::CompSwap, 8),
+            Op::SendInv | Op::LocalInv => unreachable!("they move no bytes of their own"),
         };
-        self.sent.push(Done { wr_id, opcode, status: WcStatus::Success, byte_len, imm: None });
+        self.sent.push(Done::new(wr_id, opcode, byte_len));
         self.work.push(Work {
             wr_id,
             op,
+            memories: [0; 2],
             sges,
             far,
             signaled: true,
@@ -78,8 +80,7 @@ impl Batch {
             let landing = list(far, two, length, remote);
             far.put(&landing, &near.get(&sges));
             let wr_id = RECEIVES + self.receives.len() as u64;
-            let (opcode, status) = (WcOpcode::Recv, WcStatus::Success);
-            self.received.push(Done { wr_id, opcode, status, byte_len: length as u32, imm: None });
+            self.received.push(Done::new(wr_id, WcOpcode::Recv, length as u32));
             self.receives.push(Receive { wr_id, sges: landing, solicited: false });
             self.add(op, sges, 0, length);
             return;
@@ -154,8 +155,9 @@ impl Bench {
         }
         for (me, end) in self.ends.iter().enumerate() {
             let far = &self.ends[1 - me].memory;
+            let far = [(far.addr(), far.rkey())];
             for work in &batches[me].work {
-                programs::post(&end.qp, 0, &end.memory, (far.addr(), far.rkey()), work);
+                programs::post(&end.qp, 0, &[&end.memory], &far, work);
             }
             self.messages += batches[me].work.len();
         }

@@ -424,16 +424,13 @@ fn keys_end_once_each_through_loss_duplication_corruption_and_reordering() {
     let (a, b) = story.connected_as(|_, attr| attr.timeout = 10);
     for round in 0..9u64 {
         let harm = [0.0, 0.03, 0.08][(round % 3) as usize];
-        let faults = Faults {
+        story.wire_harms(Faults {
             loss: harm,
             duplicate: harm,
             corrupt: harm,
             reorder: harm,
             delay: Delay::Time((1 + round) * US),
-        };
-        for side in [A, B] {
-            lock(&story.room).change_wire(|wire, _| wire.set_faults(side, faults));
-        }
+        });
         let ends = [&a, &b];
         let keys: Vec<Vec<Mr>> = ends.iter().map(|end| (0..6).map(|_| window(&end.pd)).collect()).collect();
         let mut kinds = [[false; 6]; 2];
@@ -492,7 +489,7 @@ fn with_peer(name: &str) -> (Story, End, u32, u32) {
     let mut room = lock(&story.room);
     let peer = room.peer();
     let qpn = peer.create_qp(1);
-    let access = access::LOCAL_WRITE | access::REMOTE_WRITE;
+    let access = access::LOCAL_WRITE | access::REMOTE_WRITE | access::INVALIDATE;
     let key = peer.register(Region { pd: 1, va: 0x1000, access, bytes: vec![0; 64] });
     let remote = Address { mac: 0x0200_0000_000a, ip: [10, 0, 0, 1].into(), qpn: end.qp.number() };
     peer.connect(qpn, QpParams { rq_psn: end.psn, sq_psn: 77, timeout: 8, ..QpParams::to(remote) })

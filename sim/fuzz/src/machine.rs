@@ -140,7 +140,8 @@ impl Machine {
             peer.create_qp_numbered(qpn, 1).expect("the peer is new");
         }
         let bytes = vec![0x5a; PEER_BYTES];
-        let region = peer::Region { pd: 1, va: PEER_VA, access: ALL, bytes };
+        let rights = ALL | contract::verbs::access::INVALIDATE;
+        let region = peer::Region { pd: 1, va: PEER_VA, access: rights, bytes };
         peer.register_as(PEER_KEY, region).expect("the peer is new");
         room.attach_peer(peer);
         room.power_on()?;

@@ -1,11 +1,12 @@
 //! Registered memory: regions that own their bytes, found by key.
 //!
 //! In: a key, an address, a length, a right. Out: the bytes, or the name of the refusal. Keys are index * 256 + tag;
-//! address arithmetic never wraps. An invalidated key refuses every access; its region stays until it is deregistered.
+//! address arithmetic never wraps. Only a region registered for it may lose its key to a request. An invalidated key refuses
+//! every access; its region stays until it is deregistered.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::Reject;
+use contract::{Reject, verbs::access};
 
 /// One registered region; it owns its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +63,9 @@ impl Memory {
 
     /// Takes a key out of use.
     pub fn invalidate(&mut self, key: u32, pd: u32) -> Result<(), Reject> {
-        self.find(key, pd)?;
+        if self.find(key, pd)?.access & access::INVALIDATE == 0 {
+            return Err(Reject::RkeyRights);
+        }
         self.invalid.insert(key);
         Ok(())
     }

@@ -108,8 +108,8 @@ fn an_address_that_is_not_a_multiple_of_eight_is_answered_0x61() {
 
 #[test]
 fn rights_are_judged_in_the_order_permission_alignment_key() {
-    let every = ALL;
-    let no_atomics = ALL & !access::REMOTE_ATOMIC;
+    let every = PEERS;
+    let no_atomics = PEERS & !access::REMOTE_ATOMIC;
     for (qp, region, offset, bad_key, syndrome, reject) in [
         (every, every, 0, false, 0x1f, None),
         (every, every, 8, false, 0x1f, None),
@@ -246,14 +246,16 @@ fn a_send_with_invalidate_takes_the_key_out_of_use_and_tells_which() {
 
 #[test]
 fn a_key_that_cannot_be_invalidated_stops_the_peer_without_a_nak() {
-    for (reject, pd, xor) in [
-        (None, 1, 0),
-        (Some(Reject::RkeyPd), 2, 0),
-        (Some(Reject::RkeyTag), 1, 1),
-        (Some(Reject::RkeyUnknown), 1, 0x1000),
+    for (reject, pd, xor, access) in [
+        (None, 1, 0, ALL),
+        (None, 1, 0, access::INVALIDATE),
+        (Some(Reject::RkeyPd), 2, 0, ALL),
+        (Some(Reject::RkeyTag), 1, 1, ALL),
+        (Some(Reject::RkeyUnknown), 1, 0x1000, ALL),
+        (Some(Reject::RkeyRights), 1, 0, ALL & !access::INVALIDATE),
     ] {
         let mut pair = Pair::open(|_, params| params.retry_cnt = 1);
-        let key = pair.b.register(Region { pd, va: VA, access: ALL, bytes: vec![0; 64] });
+        let key = pair.b.register(Region { pd, va: VA, access, bytes: vec![0; 64] });
         pair.recv(5, 64);
         pair.recv(6, 64);
         pair.post(SendWr::new(1, SendOp::SendInv { rkey: key ^ xor }, small(1)));
@@ -309,15 +311,16 @@ fn a_local_invalidate_takes_its_turn_and_completes_in_order() {
 
 #[test]
 fn a_local_invalidate_of_no_key_fails_when_all_before_it_have_completed() {
-    for (pd, xor, status) in [
-        (1, 0, OK),
-        (2, 0, WcStatus::LocQpOpErr),
-        (1, 1, WcStatus::LocQpOpErr),
-        (1, 0x1000, WcStatus::LocQpOpErr),
+    for (pd, xor, access, status) in [
+        (1, 0, ALL, OK),
+        (2, 0, ALL, WcStatus::LocQpOpErr),
+        (1, 1, ALL, WcStatus::LocQpOpErr),
+        (1, 0x1000, ALL, WcStatus::LocQpOpErr),
+        (1, 0, ALL & !access::INVALIDATE, WcStatus::LocQpOpErr),
     ] {
         let mut pair = Pair::open(|_, _| {});
         let key = pair.shared(VA, vec![0; 64]);
-        let own = pair.a.register(Region { pd, va: 0, access: ALL, bytes: vec![] });
+        let own = pair.a.register(Region { pd, va: 0, access, bytes: vec![] });
         pair.write(1, key, VA, small(1));
         pair.post(SendWr::new(2, SendOp::LocalInv { rkey: own ^ xor }, vec![]));
         pair.write(3, key, VA, small(3));

@@ -20,7 +20,7 @@ fn ipv6(adjust: impl Fn(&mut QpParams)) -> Pair {
         [(A, qa, A6, B6, 0x0200_0000_000b, qb), (B, qb, B6, A6, 0x0200_0000_000a, qa)]
     {
         let mut params = QpParams::to(Address { mac, ip: far.into(), qpn: remote });
-        params.access = ALL;
+        params.access = PEERS;
         adjust(&mut params);
         let end = pair.end(side);
         end.modify(qpn, contract::QpState::Reset).expect("RESET");

@@ -6,12 +6,15 @@
 //! ```
 //! In: requests of one direction, the path MTU, the spaces of the end that asks (near) and of the other (far). Out: a
 //! [`Plan`]; both spaces grow by what it needs. Every piece lies between guards of random bytes, so that comparing a whole
-//! space compares the guards too. A request that changes what an earlier READ may still read is fenced; so the end does
-//! not depend on losses.
+//! space compares the guards too. A request that changes what an earlier READ may still read is fenced, and so is one that
+//! ends a key by which a READ or an atomic may still read or land; so the end does not depend on losses.
+//!
+//! A key that a request ends is that of a window: memory of its own, with a [`Space`] of its own, used once before.
+//! Memory of an end has a number: 0 its space, then its windows.
 #![allow(dead_code)]
 
 use contract::{PathMtu, WcOpcode, WcStatus};
-use host::{Completion, Mr, Operation, Qp, RecvWr, SendWr};
+use host::{Access, Completion, Mr, Operation, Pd, Qp, RecvWr, SendWr};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use rand_chacha::{
@@ -47,11 +50,77 @@ impl Size {
 /// What is asked for, at which place of the target.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
-    Send { size: Size, imm: Option<u32> },
-    Write { size: Size, at: u16, imm: Option<u32> },
-    Read { size: Size, at: u16 },
-    FetchAdd { at: u16, add: u64 },
-    CompareSwap { at: u16, hits: bool, swap: u64 },
+    Send {
+        size: Size,
+        imm: Option<u32>,
+    },
+    Write {
+        size: Size,
+        at: u16,
+        imm: Option<u32>,
+    },
+    Read {
+        size: Size,
+        at: u16,
+    },
+    FetchAdd {
+        at: u16,
+        add: u64,
+    },
+    CompareSwap {
+        at: u16,
+        hits: bool,
+        swap: u64,
+    },
+    /// A SEND that ends the key of a window of the far end, which was used this way before.
+    SendInv {
+        size: Size,
+        used: Use,
+    },
+    /// Ends the key of a window of one's own, likewise.
+    LocalInv {
+        size: Size,
+        at: u16,
+        used: Use,
+    },
+}
+
+/// What is done by a key before it ends.
+#[derive(Debug, Clone, Copy)]
+pub enum Use {
+    Nothing,
+    Write,
+    Read,
+    Atomic,
+}
+
+impl Step {
+    /// The steps that this one takes: in or from a window at the near end, at the far end, fenced.
+    fn parts(self) -> Vec<(Step, [bool; 2], bool)> {
+        const FAR: [bool; 2] = [false, true];
+        const NEAR: [bool; 2] = [true, false];
+        let write = |size, at| Step::Write { size, at, imm: None };
+        let mut parts = match self {
+            Step::SendInv { size, used: Use::Write } => vec![(write(size, 0), FAR, false)],
+            Step::SendInv { size, used: Use::Read } => vec![(Step::Read { size, at: 0 }, FAR, false)],
+            Step::SendInv { used: Use::Atomic, .. } => vec![(Step::FetchAdd { at: 0, add: 1 }, FAR, false)],
+            // a WRITE that comes again reads the window again: the READ behind it tells that it was acknowledged
+            Step::LocalInv { size, at, used: Use::Write } => {
+                vec![(write(size, at), NEAR, false), (Step::Read { size, at }, NEAR, false)]
+            }
+            Step::LocalInv { size, at, used: Use::Read } => vec![(Step::Read { size, at }, NEAR, false)],
+            Step::LocalInv { at, used: Use::Atomic, .. } => {
+                vec![(Step::FetchAdd { at: at % 8, add: 1 }, NEAR, false)]
+            }
+            _ => vec![],
+        };
+        parts.push(match self {
+            Step::SendInv { used, .. } => (self, FAR, matches!(used, Use::Read)),
+            Step::LocalInv { used, .. } => (self, NEAR, !matches!(used, Use::Nothing)),
+            _ => (self, [false; 2], false),
+        });
+        parts
+    }
 }
 
 /// The elements of a list: of each the share of the length, and the guard before it.
@@ -63,6 +132,7 @@ pub struct Request {
     step: Step,
     signaled: bool,
     solicited: bool,
+    /// Fenced; a SEND then carries what the READ before it has brought.
     fence: bool,
     /// Its message stands in the work request, if it has room.
     inline: bool,
@@ -77,6 +147,10 @@ fn size() -> impl Strategy<Value = Size> {
     (0i64..7, prop_oneof![-1i64..=1, -300i64..300]).prop_map(|(packets, more)| Size { packets, more })
 }
 
+fn used() -> impl Strategy<Value = Use> {
+    prop_oneof![Just(Use::Nothing), Just(Use::Write), Just(Use::Read), Just(Use::Atomic)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let imm = || proptest::option::weighted(0.3, any::<u32>());
     prop_oneof![
@@ -86,6 +160,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..8u16, any::<u64>()).prop_map(|(at, add)| Step::FetchAdd { at, add }),
         1 => (0..8u16, any::<bool>(), any::<u64>())
             .prop_map(|(at, hits, swap)| Step::CompareSwap { at, hits, swap }),
+        1 => (size(), used()).prop_map(|(size, used)| Step::SendInv { size, used }),
+        1 => (size(), any::<u16>(), used()).prop_map(|(size, at, used)| Step::LocalInv { size, at, used }),
     ]
 }
 
@@ -97,7 +173,7 @@ fn pieces(most: usize) -> impl Strategy<Value = Pieces> {
 /// So many random requests.
 pub fn requests(count: Range<usize>) -> impl Strategy<Value = Vec<Request>> {
     let weighted = proptest::bool::weighted;
-    let flags = (weighted(0.7), weighted(0.2), weighted(0.1), weighted(0.6));
+    let flags = (weighted(0.7), weighted(0.2), weighted(0.2), weighted(0.6));
     let request = (step(), flags, pieces(SEND_SGES), pieces(SGES), 0..3u8).prop_map(
         |(step, (signaled, solicited, fence, inline), near, far, room)| Request {
             step,
@@ -126,12 +202,19 @@ pub fn number(name: &str, default: u64) -> u64 {
 }
 
 /// The memory of an end, as it is before and as it must be afterwards.
+#[derive(Clone)]
 pub struct Space {
     pub before: Vec<u8>,
     pub after: Vec<u8>,
     /// Elements that a list may have into which its end writes.
     sges: usize,
     dice: ChaCha8Rng,
+}
+
+impl std::fmt::Debug for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.before.len())
+    }
 }
 
 impl Space {
@@ -213,6 +296,15 @@ pub enum Op {
     Read,
     FetchAdd(u64),
     CompareSwap(u64, u64),
+    SendInv,
+    LocalInv,
+}
+
+impl Op {
+    /// Its message goes out from the near end.
+    pub fn sends(self) -> bool {
+        matches!(self, Op::Send(_) | Op::Write(_) | Op::SendInv)
+    }
 }
 
 /// A work request to post.
@@ -220,9 +312,11 @@ pub enum Op {
 pub struct Work {
     pub wr_id: u64,
     pub op: Op,
-    /// Elements, as ranges of the near space.
+    /// Number of the near memory, and of the far one.
+    pub memories: [usize; 2],
+    /// Elements, as ranges of the near memory.
     pub sges: Vec<Range<usize>>,
-    /// Offset in the far space.
+    /// Offset in the far memory.
     pub far: usize,
     pub signaled: bool,
     pub solicited: bool,
@@ -248,13 +342,27 @@ pub struct Done {
     pub status: WcStatus,
     pub byte_len: u32,
     pub imm: Option<u32>,
+    pub invalidated: Option<u32>,
+}
+
+impl Done {
+    /// A success without immediate data.
+    pub fn new(wr_id: u64, opcode: WcOpcode, byte_len: u32) -> Self {
+        Self { wr_id, opcode, status: WcStatus::Success, byte_len, imm: None, invalidated: None }
+    }
+
+    /// An error, of which no more is told.
+    pub fn failed(wr_id: u64, opcode: WcOpcode, status: WcStatus) -> Self {
+        Self { status, ..Self::new(wr_id, opcode, 0) }
+    }
 }
 
 impl From<&Completion> for Done {
     fn from(c: &Completion) -> Self {
         let silent = matches!(c.opcode, WcOpcode::Send | WcOpcode::RdmaWrite);
         let byte_len = if silent { 0 } else { c.byte_len };
-        Self { wr_id: c.wr_id, opcode: c.opcode, status: c.status, byte_len, imm: c.imm }
+        let Completion { wr_id, opcode, status, imm, invalidated, .. } = *c;
+        Self { wr_id, opcode, status, byte_len, imm, invalidated }
     }
 }
 
@@ -267,8 +375,14 @@ pub struct Plan {
     pub receives: Vec<Receive>,
     /// Completions of the near end.
     pub sent: Vec<Done>,
-    /// Completions of the far end.
-    pub received: Vec<Done>,
+    /// Completions of the far end; a key that ended is told as the number of its memory.
+    received: Vec<Done>,
+    /// The windows of the near end and of the far end.
+    pub windows: [Vec<Space>; 2],
+    /// What READs may still be reading of the target.
+    reading: Vec<Range<usize>>,
+    /// Where the last READ lands, if no SEND has carried it on.
+    brought: Vec<Range<usize>>,
 }
 
 impl Plan {
@@ -276,113 +390,173 @@ impl Plan {
         let mut plan = Self::default();
         far.align(0);
         let target = far.grow(TARGET);
-        let mut reading: Vec<Range<usize>> = Vec::new();
         for (i, request) in requests.iter().enumerate() {
-            let length = match request.step {
-                Step::Send { size, .. } | Step::Write { size, .. } | Step::Read { size, .. } => {
-                    size.bytes(mtu)
+            let parts = request.step.parts();
+            for (side, space) in [&mut *near, &mut *far].into_iter().enumerate() {
+                if parts[0].1[side] {
+                    let mut window = Space::new(space.dice.next_u64(), space.sges);
+                    window.align(0);
+                    plan.windows[side].push(window);
                 }
-                Step::FetchAdd { .. } | Step::CompareSwap { .. } => 8,
-            };
-            // what atomics leave may look like an EtherType in a packet of two bytes
-            let spared = if (1..=2).contains(&(length % mtu.bytes() as usize)) { WORDS } else { 0 };
-            let at = match request.step {
-                Step::Send { .. } => 0,
-                Step::Write { at, .. } | Step::Read { at, .. } => {
-                    spared + usize::from(at) % (TARGET - spared - length + 1)
-                }
-                Step::FetchAdd { at, .. } | Step::CompareSwap { at, .. } => 8 * usize::from(at),
-            };
-            let there = target.start + at..target.start + at + length;
-            let overlaps = |read: &Range<usize>| read.start < there.end && there.start < read.end;
-            let changes = !matches!(request.step, Step::Send { .. } | Step::Read { .. });
-            let fence = request.fence || changes && reading.iter().any(overlaps);
-            if fence {
-                reading.clear();
             }
-            if matches!(request.step, Step::Read { .. }) {
-                reading.push(there.clone());
+            for (n, (step, windows, fence)) in parts.iter().enumerate() {
+                let last = i + 1 == requests.len() && n + 1 == parts.len();
+                let request = Request {
+                    step: *step,
+                    fence: request.fence || *fence,
+                    signaled: request.signaled || last,
+                    ..request.clone()
+                };
+                plan.add(&request, *windows, &target, mtu, near, far);
             }
-            let signaled = request.signaled || i + 1 == requests.len();
-            let solicited = request.solicited;
-            let (op, sges) = plan.add(request, there.clone(), near, far);
-            let wr_id = i as u64;
-            let (opcode, byte_len) = match op {
-                Op::Send(_) => (WcOpcode::Send, 0),
-                Op::Write(_) => (WcOpcode::RdmaWrite, 0),
-                Op::Read => (WcOpcode::RdmaRead, length as u32),
-                Op::FetchAdd(_) => (WcOpcode::FetchAdd, 8),
-                Op::CompareSwap(..) => (WcOpcode::CompSwap, 8),
-            };
-            if signaled {
-                plan.sent.push(Done { wr_id, opcode, status: WcStatus::Success, byte_len, imm: None });
-            }
-            let inline = request.inline;
-            plan.work.push(Work { wr_id, op, sges, far: there.start, signaled, solicited, fence, inline });
         }
         plan
     }
 
-    /// What the request does to memory, and the receive that it takes.
+    /// Completions of the far end, whose windows have these keys.
+    pub fn received(&self, keys: &[u32]) -> Vec<Done> {
+        let named = |done: &Done| {
+            let invalidated = done.invalidated.map(|memory| keys[memory as usize - 1]);
+            Done { invalidated, ..done.clone() }
+        };
+        self.received.iter().map(named).collect()
+    }
+
+    /// How many completions the far end is owed.
+    pub fn owed(&self) -> usize {
+        self.received.len()
+    }
+
+    /// Plans a step: what it does to memory, the receive that it takes, the completions that it owes. `windows`: it is
+    /// about the newest window of the near end, of the far end.
     fn add(
         &mut self,
         request: &Request,
-        there: Range<usize>,
+        windows: [bool; 2],
+        target: &Range<usize>,
+        mtu: PathMtu,
         near: &mut Space,
         far: &mut Space,
-    ) -> (Op, Vec<Range<usize>>) {
-        let length = there.len();
-        let atomic = matches!(request.step, Step::FetchAdd { .. } | Step::CompareSwap { .. });
-        let sends = matches!(request.step, Step::Send { .. } | Step::Write { .. });
-        let most = if sends { SEND_SGES } else { near.sges };
-        let sges = near.take(length, &request.near, if atomic { 1 } else { most });
-        let found = far.after[there.clone()].to_vec();
-        let message = near.get(&sges);
+    ) {
+        let step = request.step;
+        let is_send = matches!(step, Step::Send { .. } | Step::SendInv { .. });
+        let is_read = matches!(step, Step::Read { .. });
+        let is_write = matches!(step, Step::Write { .. });
+        let is_atomic = matches!(step, Step::FetchAdd { .. } | Step::CompareSwap { .. });
+        let brought = if is_send && request.fence { std::mem::take(&mut self.brought) } else { vec![] };
+        let length = match step {
+            _ if !brought.is_empty() => brought.iter().map(Range::len).sum(),
+            Step::Send { size, .. }
+            | Step::SendInv { size, .. }
+            | Step::Write { size, .. }
+            | Step::Read { size, .. } => size.bytes(mtu),
+            Step::FetchAdd { .. } | Step::CompareSwap { .. } => 8,
+            Step::LocalInv { .. } => 0,
+        };
+        let memories = [0, 1].map(|side| if windows[side] { self.windows[side].len() } else { 0 });
+        let [near_windows, far_windows] = &mut self.windows;
+        let there = if windows[1] {
+            let window = far_windows.last_mut().expect("a window");
+            window.align(0);
+            let there = window.grow(length);
+            window.align(0);
+            there
+        } else {
+            // what atomics leave may look like an EtherType in a packet of two bytes
+            let spared = if (1..=2).contains(&(length % mtu.bytes() as usize)) { WORDS } else { 0 };
+            let at = match step {
+                Step::Write { at, .. } | Step::Read { at, .. } => {
+                    spared + usize::from(at) % (TARGET - spared - length + 1)
+                }
+                Step::FetchAdd { at, .. } | Step::CompareSwap { at, .. } => 8 * usize::from(at),
+                _ => 0,
+            };
+            target.start + at..target.start + at + length
+        };
+        let overlaps = |read: &Range<usize>| read.start < there.end && there.start < read.end;
+        let changes = !windows[1] && (is_write || is_atomic);
+        let fence = request.fence || changes && self.reading.iter().any(overlaps);
+        if fence {
+            self.reading.clear();
+        }
+        if is_read && !windows[1] {
+            self.reading.push(there.clone());
+        }
+        let most = match (is_atomic, is_send || is_write) {
+            (true, _) => 1,
+            (_, true) => SEND_SGES,
+            _ => near.sges,
+        };
+        let here = if windows[0] { near_windows.last_mut().expect("a window") } else { near };
+        let inline = request.inline && brought.is_empty();
+        let sges = match step {
+            Step::LocalInv { .. } => vec![],
+            _ if brought.is_empty() => here.take(length, &request.near, most),
+            _ => brought,
+        };
+        let message = here.get(&sges);
+        let whole = std::slice::from_ref(&there);
+        let memory = if windows[1] { far_windows.last_mut().expect("a window") } else { &mut *far };
+        let found = if is_read || is_atomic { memory.get(whole) } else { vec![] };
+        here.put(&sges, &found);
         let word = || u64::from_le_bytes(found[..].try_into().expect("eight bytes"));
-        let (op, imm) = match request.step {
-            Step::Send { imm, .. } => (Op::Send(imm), imm),
-            Step::Write { imm, .. } => (Op::Write(imm), imm),
-            Step::Read { .. } => (Op::Read, None),
-            Step::FetchAdd { add, .. } => (Op::FetchAdd(add), None),
+        let (op, imm, opcode) = match step {
+            Step::Send { imm, .. } => (Op::Send(imm), imm, WcOpcode::Send),
+            Step::SendInv { .. } => (Op::SendInv, None, WcOpcode::Send),
+            Step::LocalInv { .. } => (Op::LocalInv, None, WcOpcode::LocalInv),
+            Step::Write { imm, .. } => {
+                memory.put(whole, &message);
+                (Op::Write(imm), imm, WcOpcode::RdmaWrite)
+            }
+            Step::Read { .. } => (Op::Read, None, WcOpcode::RdmaRead),
+            Step::FetchAdd { add, .. } => {
+                memory.put(whole, &word().wrapping_add(add).to_le_bytes());
+                (Op::FetchAdd(add), None, WcOpcode::FetchAdd)
+            }
             Step::CompareSwap { hits, swap, .. } => {
-                (Op::CompareSwap(if hits { word() } else { word() ^ 1 << 63 }, swap), None)
+                let compare = if hits { word() } else { word() ^ 1 << 63 };
+                if hits {
+                    memory.put(whole, &swap.to_le_bytes());
+                }
+                (Op::CompareSwap(compare, swap), None, WcOpcode::CompSwap)
             }
         };
-        match op {
-            Op::Send(_) => {}
-            Op::Write(_) => far.put(std::slice::from_ref(&there), &message),
-            Op::Read | Op::FetchAdd(_) | Op::CompareSwap(..) => near.put(&sges, &found),
+        if is_read && !windows[0] {
+            self.brought = sges.clone();
         }
-        match op {
-            Op::FetchAdd(add) => far.put(&[there], &word().wrapping_add(add).to_le_bytes()),
-            Op::CompareSwap(compare, swap) if compare == word() => far.put(&[there], &swap.to_le_bytes()),
-            _ => {}
-        }
-        let is_send = matches!(op, Op::Send(_));
+        let Request { signaled, solicited, .. } = *request;
         if is_send || imm.is_some() {
             let room = if is_send { length } else { 0 } + usize::from(request.room);
             let landing = far.take(room, &request.far, far.sges);
-            let opcode = if is_send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
             if is_send {
                 far.put(&landing, &message);
             }
             let wr_id = RECEIVES + self.receives.len() as u64;
-            self.receives.push(Receive { wr_id, sges: landing, solicited: request.solicited });
-            let byte_len = length as u32;
-            self.received.push(Done { wr_id, opcode, status: WcStatus::Success, byte_len, imm });
+            self.receives.push(Receive { wr_id, sges: landing, solicited });
+            let opcode = if is_send { WcOpcode::Recv } else { WcOpcode::RecvRdmaWithImm };
+            let invalidated = matches!(op, Op::SendInv).then_some(memories[1] as u32);
+            self.received.push(Done { imm, invalidated, ..Done::new(wr_id, opcode, length as u32) });
         }
-        (op, sges)
+        let wr_id = self.work.len() as u64;
+        if signaled {
+            self.sent.push(Done::new(wr_id, opcode, found.len() as u32));
+        }
+        let far = there.start;
+        self.work.push(Work { wr_id, op, memories, sges, far, signaled, solicited, fence, inline });
     }
 }
 
-/// Posts work on a card's QP of so many inline bytes: `near` holds the near space, the far one begins at this address and
-/// has this key.
-pub fn post(qp: &Qp, max_inline: usize, near: &Mr, far: (u64, u32), work: &Work) {
+/// Posts work on a card's QP of so many inline bytes. `near` holds the memories of this end, `far` addresses and keys of
+/// those of the other.
+pub fn post(qp: &Qp, max_inline: usize, near: &[&Mr], far: &[(u64, u32)], work: &Work) {
+    let (near, (addr, rkey)) = (near[work.memories[0]], far[work.memories[1]]);
     let sges: Vec<_> = work.sges.iter().map(|range| near.sge(range.clone()).expect("a piece")).collect();
-    let (addr, rkey) = (far.0 + work.far as u64, far.1);
+    let addr = addr + work.far as u64;
     let operation = match work.op {
         Op::Send(None) => Operation::Send,
         Op::Send(Some(imm)) => Operation::SendWithImm(imm),
+        Op::SendInv => Operation::SendWithInv(rkey),
+        Op::LocalInv => Operation::LocalInv(near.lkey()),
         Op::Write(None) => Operation::Write { addr, rkey },
         Op::Write(Some(imm)) => Operation::WriteWithImm { addr, rkey, imm },
         Op::Read => Operation::Read { addr, rkey },
@@ -392,7 +566,7 @@ pub fn post(qp: &Qp, max_inline: usize, near: &Mr, far: (u64, u32), work: &Work)
     let Work { wr_id, signaled, solicited, fence, .. } = *work;
     let mut wr = SendWr { signaled, solicited, fence, ..SendWr::new(wr_id, operation, &sges) };
     let mut message = Vec::new();
-    if work.inline && matches!(work.op, Op::Send(_) | Op::Write(_)) {
+    if work.inline && work.op.sends() {
         for range in &work.sges {
             let from = message.len();
             message.resize(from + range.len(), 0);
@@ -403,6 +577,21 @@ pub fn post(qp: &Qp, max_inline: usize, near: &Mr, far: (u64, u32), work: &Work)
         }
     }
     qp.post_send(&[wr]).unwrap_or_else(|error| panic!("post {work:?}: {error}"));
+}
+
+/// Registers the windows of a plan at a card, filled.
+pub fn windows(pd: &Pd, spaces: &[Space]) -> Vec<Mr> {
+    let register = |space: &Space| {
+        let window = pd.allocate(space.before.len(), Access::INVALIDATE | everything()).expect("a window");
+        window.write(0, &space.before).expect("it has the size");
+        window
+    };
+    spaces.iter().map(register).collect()
+}
+
+/// Every right that work needs.
+pub fn everything() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
 
 /// Posts a receive on a card's QP.

@@ -11,8 +11,11 @@ use peer::{Completion, Endpoint, Landing, Packet, QpParams, RecvWr, Region, Send
 pub const OK: WcStatus = WcStatus::Success;
 pub const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 
-/// Everything permitted.
-pub const ALL: u8 = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+/// Every right of a region.
+pub const ALL: u8 = access::INVALIDATE | PEERS;
+/// What a QP may grant.
+pub const PEERS: u8 =
+    access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
 
 /// One way through the wire: 1 us.
 pub const DELAY: Time = 1_000_000;
@@ -82,7 +85,7 @@ impl Pair {
     /// As [`Pair::connected`], with READs and atomics permitted too.
     pub fn open(adjust: impl Fn(Side, &mut QpParams)) -> Self {
         Self::connected(|side, params| {
-            params.access = ALL;
+            params.access = PEERS;
             adjust(side, params);
         })
     }

@@ -5,7 +5,6 @@
 use contract::{Opcode, Reject, StageCounter, wire::psn_add};
 use host::{Access, SendWr, WcOpcode, WcStatus};
 use sim::{
-    backend::lock,
     story::{A, B, End, MS, Story, US, two_cards},
     wire::{Delay, Faults},
 };
@@ -311,16 +310,13 @@ fn programs_of_atomics_survive_loss_duplication_corruption_and_reordering() {
     let (a, b) = story.connected_as(|_, attr| attr.timeout = 10);
     for n in 0..12u64 {
         let harm = [0.0, 0.03, 0.08][(n % 3) as usize];
-        let faults = Faults {
+        story.wire_harms(Faults {
             loss: harm,
             duplicate: harm,
             corrupt: harm,
             reorder: harm,
             delay: Delay::Time((1 + n) * US),
-        };
-        for side in [A, B] {
-            lock(&story.room).change_wire(|wire, _| wire.set_faults(side, faults));
-        }
+        });
         round(&mut story, [&a, &b]);
     }
     for card in 0..2 {

@@ -5,8 +5,7 @@
 use contract::{Reject, StageCounter};
 use host::{Operation, SendWr};
 use sim::{
-    backend::lock,
-    story::{self, A, B, End, Story, US, two_cards},
+    story::{self, A, End, Story, US, two_cards},
     wire::{Delay, Faults, Side},
 };
 
@@ -71,10 +70,8 @@ fn inline_data_of_every_size_arrives_by_every_operation_and_nothing_but_work_req
 fn inline_data_that_was_lost_is_sent_again_as_it_was_posted() {
     let mut story = two_cards("inline_data_that_was_lost_is_sent_again_as_it_was_posted");
     let (a, b) = connected(&mut story, 220, |_, attr| attr.timeout = 10);
-    let faults = Faults { loss: 0.1, duplicate: 0.05, delay: Delay::Time(2 * US), ..Faults::default() };
-    for side in [A, B] {
-        lock(&story.room).change_wire(|wire, _| wire.set_faults(side, faults));
-    }
+    let delay = Delay::Time(2 * US);
+    story.wire_harms(Faults { loss: 0.1, duplicate: 0.05, delay, ..Faults::default() });
     // inline and gathered work requests by turns, all at once
     let all = story.bytes(120 * 256);
     for (i, bytes) in all.chunks(256).enumerate() {

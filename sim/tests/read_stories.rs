@@ -319,16 +319,13 @@ fn programs_of_reads_and_writes_survive_loss_duplication_corruption_and_reorderi
     let mut gaps = 0;
     for round in 0..12u64 {
         let harm = [0.0, 0.02, 0.06][(round % 3) as usize];
-        let faults = Faults {
+        story.wire_harms(Faults {
             loss: harm,
             duplicate: harm,
             corrupt: harm,
             reorder: harm,
             delay: Delay::Time((1 + round) * US),
-        };
-        for side in [A, B] {
-            lock(&story.room).change_wire(|wire, _| wire.set_faults(side, faults));
-        }
+        });
         // reads come from 0.., land at 300000..; writes come from 0.., land at 600000..
         let bytes = [fill(&mut story, &a, 0, 200_000), fill(&mut story, &b, 0, 200_000)];
         let mut wanted = [vec![], vec![]];

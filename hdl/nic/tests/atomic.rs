@@ -280,8 +280,8 @@ fn any_mix_ends_as_if_one_came_after_the_other() {
         for n in 0..400 {
             let iova = 0x1000 + 8 * pick.below(1 + 3 * (seed % 4));
             let old = memory.get(&iova).copied().unwrap_or(0);
-            let (adds, value) = (pick.one_in(2), pick.word());
-            let compare = if pick.one_in(2) { old } else { pick.word() };
+            let (adds, value) = (pick.one_in(2), pick.any());
+            let compare = if pick.one_in(2) { old } else { pick.any() };
             if adds {
                 memory.insert(iova, old.wrapping_add(value));
             } else if old == compare {

@@ -9,6 +9,9 @@
 //!
 //! Requirements: QUE
 
+mod common;
+
+use common::Choices;
 use contract::Reject;
 use contract::context::EqEntry;
 use contract::doorbell::EqDoorbell;
@@ -19,16 +22,6 @@ use nic::rx::notify::Notify;
 
 const EQS: usize = 4;
 const LOG_DEPTH: u32 = 6;
-
-struct Choices(u64);
-impl Choices {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 fn start<M: hdl::Module>(m: &M) -> Interpreter {
     let mut s = Interpreter::new(&elaborate(m).unwrap_or_else(|e| panic!("{e}")));
@@ -99,7 +92,7 @@ impl Bench {
         let mut bench = Bench {
             notify,
             msix,
-            pick: Choices(seed),
+            pick: Choices::new(seed),
             clock: 0,
             drivers: [Driver::default(); EQS],
             bells: Default::default(),

@@ -51,7 +51,7 @@ impl Rig {
             send: VecDeque::new(),
             offer: 256,
             take: true,
-            pick: Choices(seed),
+            pick: Choices::new(seed),
             line: vec![],
             script: None,
             got: vec![],
@@ -293,7 +293,7 @@ fn receive(seed: u64, line: Vec<Lane>) -> Vec<(Vec<u8>, bool)> {
 
 #[test]
 fn frames_are_taken_from_both_start_lanes_at_the_least_gap() {
-    let mut pick = Choices(7);
+    let mut pick = Choices::new(7);
     let (mut line, mut expected) = (vec![], vec![]);
     for n in 0..64 {
         let length = 60 + pick.below(30) as usize;
@@ -308,7 +308,7 @@ fn frames_are_taken_from_both_start_lanes_at_the_least_gap() {
 
 #[test]
 fn every_single_bit_of_a_frame_is_guarded_by_the_fcs() {
-    let mut pick = Choices(8);
+    let mut pick = Choices::new(8);
     let frame = with_fcs(&pick.bytes(61));
     let mut line = vec![];
     let bits = frame.len() * 8;
@@ -328,7 +328,7 @@ fn every_single_bit_of_a_frame_is_guarded_by_the_fcs() {
 
 #[test]
 fn damage_on_the_line_is_marked_and_the_next_frame_is_whole() {
-    let mut pick = Choices(9);
+    let mut pick = Choices::new(9);
     let good = with_fcs(&pick.bytes(100));
     // an error character, an idle or a stray Start at every place of a frame
     for (kind, lane) in [(ERROR, 0), (ERROR, 4), (IDLE, 0), (IDLE, 4), ((0x9c, true), 0)] {
@@ -350,7 +350,7 @@ fn damage_on_the_line_is_marked_and_the_next_frame_is_whole() {
 
 #[test]
 fn a_frame_without_terminate_ends_at_the_next_start() {
-    let mut pick = Choices(10);
+    let mut pick = Choices::new(10);
     let good = with_fcs(&pick.bytes(100));
     for lane in [0, 4] {
         for next in [0, 4] {
@@ -373,7 +373,7 @@ fn a_frame_without_terminate_ends_at_the_next_start() {
 
 #[test]
 fn short_frames_are_marked_and_what_has_no_delimiter_is_no_frame() {
-    let mut pick = Choices(11);
+    let mut pick = Choices::new(11);
     let mut line = vec![];
     for n in 0..=60 {
         // a right FCS, but too few bytes
@@ -403,7 +403,7 @@ fn short_frames_are_marked_and_what_has_no_delimiter_is_no_frame() {
 
 #[test]
 fn frames_that_the_core_does_not_take_are_lost_whole_and_each_is_reported() {
-    let mut pick = Choices(12);
+    let mut pick = Choices::new(12);
     let frames: Vec<Vec<u8>> = (0..9).map(|_| with_fcs(&pick.bytes(150))).collect();
     let mut line = vec![];
     for f in &frames {

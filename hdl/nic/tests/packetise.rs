@@ -270,7 +270,7 @@ fn random(pick: &mut Choices, opcode: u8, length: usize) -> Said {
 #[test]
 fn packets_of_every_small_length_and_of_both_ends_of_the_mtu_follow_each_other_without_a_gap() {
     for (seed, width, stutter) in [(11, 8, false), (12, 8, true), (13, 64, false), (14, 64, true)] {
-        let mut pick = Choices(seed);
+        let mut pick = Choices::new(seed);
         let mut rig = Rig::new(width);
         let lengths: Vec<usize> =
             (0..40).chain([255, 256, 1023, 1024, 1025, 4093, 4094, 4095, 4096]).collect();
@@ -309,7 +309,7 @@ fn packets_of_every_small_length_and_of_both_ends_of_the_mtu_follow_each_other_w
 
 #[test]
 fn acknowledgements_pass_data_and_the_fence_passes_nothing() {
-    let mut pick = Choices(21);
+    let mut pick = Choices::new(21);
     let mut rig = Rig::new(8);
     let data: Vec<Said> = (0..3).map(|_| random(&mut pick, 7, 1024)).collect();
     let ack = random(&mut pick, 0x11, 0);
@@ -340,7 +340,7 @@ fn acknowledgements_pass_data_and_the_fence_passes_nothing() {
 #[test]
 fn any_interleaving_of_data_acknowledgements_and_fences_keeps_each_in_order() {
     for (seed, width) in [(41, 8), (42, 64)] {
-        let mut pick = Choices(seed);
+        let mut pick = Choices::new(seed);
         let mut rig = Rig::new(width);
         let (mut data, mut control, mut fences) = (VecDeque::new(), VecDeque::new(), 0);
         for n in 0..120usize {
@@ -383,7 +383,7 @@ fn any_interleaving_of_data_acknowledgements_and_fences_keeps_each_in_order() {
 #[test]
 fn the_first_beat_comes_nine_clocks_after_the_packet() {
     let mut rig = Rig::new(8);
-    let said = random(&mut Choices(51), 0x11, 0);
+    let said = random(&mut Choices::new(51), 0x11, 0);
     rig.path(0, &said);
     rig.control.push_back((0, said));
     rig.run_until(1, || true);
@@ -392,7 +392,7 @@ fn the_first_beat_comes_nine_clocks_after_the_packet() {
 
 #[test]
 fn a_mac_that_takes_nothing_stops_the_stage_without_loss() {
-    let mut pick = Choices(31);
+    let mut pick = Choices::new(31);
     let mut rig = Rig::new(8);
     let said = random(&mut pick, 4, 2000);
     rig.path(0, &said);

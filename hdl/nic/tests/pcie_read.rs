@@ -3,6 +3,9 @@
 //!
 //! Requirements: CARD PCIE
 
+mod common;
+
+use common::Choices;
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::pcie::read::Read;
@@ -14,17 +17,6 @@ const CA: u64 = 43;
 const TIMEOUT: u64 = 44;
 const POISONED: u64 = 45;
 const UNEXPECTED: u64 = 46;
-
-/// A small deterministic stream of choices.
-struct Choices(u64);
-impl Choices {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 /// Host memory: endless, every byte a function of its address.
 fn host_byte(address: u64) -> u8 {
@@ -144,7 +136,7 @@ impl Bench {
         Bench {
             sim,
             c,
-            pick: Choices(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1),
+            pick: Choices::new(seed),
             seed,
             cycle: 1000,
             mrrs: 2,

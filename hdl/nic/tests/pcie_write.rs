@@ -3,6 +3,9 @@
 //!
 //! Requirements: ATOM MEM PCIE QUE
 
+mod common;
+
+use common::Choices;
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::pcie::transmit::Transmit;
@@ -10,17 +13,6 @@ use nic::pcie::write::Write;
 use std::collections::VecDeque;
 
 const REQUESTER: u32 = 0x1a08;
-
-/// A small deterministic stream of choices.
-struct Choices(u64);
-impl Choices {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-}
 
 /// A write asked for.
 #[derive(Clone, Debug)]
@@ -72,7 +64,7 @@ impl Bench {
         sim.poke("reset", 1);
         (0..3).for_each(|_| sim.clock());
         sim.poke("reset", 0);
-        let mut pick = Choices(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1);
+        let mut pick = Choices::new(seed);
         let buffer = (0..c.packet_buffer_bytes).map(|_| pick.below(256) as u8).collect();
         let width = c.data_bytes as usize;
         let mut b = Bench {
@@ -585,7 +577,7 @@ fn an_offer_stands_though_its_credit_is_gone() {
 #[test]
 fn whole_tlps_arrive_in_order_under_any_back_pressure() {
     for seed in 1..=6 {
-        let mut pick = Choices(seed);
+        let mut pick = Choices::new(seed);
         let mut a = Arbiter::new();
         for _ in 0..60 {
             let (source, beats) = (pick.below(2) as usize, 1 + pick.below(6));

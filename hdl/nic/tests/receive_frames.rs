@@ -682,7 +682,7 @@ fn the_write_engine_reads_a_word_one_clock_after_its_address() {
 #[test]
 fn any_mixture_of_good_and_bad_frames_with_any_order_of_release_loses_nothing() {
     for (seed, width, frames) in [(1, 8, 300), (3, 64, 150)] {
-        let mut pick = Choices(seed);
+        let mut pick = Choices::new(seed);
         let mut rig = Rig::new(Config { packet_slots: 16, ..at_width(width) }, 1100);
         let (mut good, mut bad) = (vec![], 0);
         let mut given = 0;

@@ -3,30 +3,9 @@
 
 use hdl::{Bits, Interpreter};
 
-/// A deterministic stream of choices (xorshift).
-pub struct Choices(u64);
-
-impl Choices {
-    pub fn new(seed: u64) -> Choices {
-        Choices(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-    pub fn word(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-    /// 0..n
-    pub fn below(&mut self, n: u64) -> u64 {
-        (self.word() >> 16) % n
-    }
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-    pub fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
-    }
-}
+#[path = "../common/mod.rs"]
+mod common;
+pub use common::{Choices, lint};
 
 /// A state word by field: name, width, value; the first field in the most significant bits (as `Bundle::to_bits`).
 #[derive(Clone, Debug, PartialEq)]
@@ -212,20 +191,4 @@ pub fn reset(s: &mut Interpreter) {
     s.clock();
     s.clock();
     s.poke("reset", 0);
-}
-
-/// Emits the design and lints it with Verilator, where it is installed.
-pub fn lint(design: &hdl::Design) {
-    let dir = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let top = design.top().to_string();
-    let file = dir.join(format!("{top}.sv"));
-    std::fs::write(&file, design.verilog(Default::default())).expect("write the emitted module");
-    let run = std::process::Command::new("verilator")
-        .args(["--lint-only", "-Wall", "-Wno-DECLFILENAME", "-Wno-UNUSEDSIGNAL", "--top-module", &top])
-        .arg(&file)
-        .output();
-    match run {
-        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
-        Err(e) => eprintln!("verilator is not here ({e}): not linted"),
-    }
 }

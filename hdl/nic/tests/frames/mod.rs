@@ -2,6 +2,10 @@
 //! `contract`'s: it is the oracle.
 #![allow(dead_code)]
 
+#[path = "../common/mod.rs"]
+mod common;
+pub use common::{Choices, lint};
+
 /// CRC-32 of 802.3 bit by bit; the start value is given, the result not complemented.
 pub fn crc32(mut register: u32, bytes: &[u8]) -> u32 {
     for byte in bytes {
@@ -254,47 +258,4 @@ pub fn build(said: &Said, identification: u16) -> Vec<u8> {
     fix_ip_checksum(&mut f);
     fix_icrc(&mut f);
     f
-}
-
-/// A small deterministic stream of choices (xorshift).
-pub struct Choices(pub u64);
-impl Choices {
-    /// 0..n.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 |= u64::from(self.0 == 0);
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % n
-    }
-    /// `n` bytes.
-    pub fn bytes(&mut self, n: usize) -> Vec<u8> {
-        (0..n).map(|_| self.below(256) as u8).collect()
-    }
-}
-
-/// Verilator's opinion of `design`: no warning but the two about file names and unused signals.
-pub fn lint(design: &hdl::Design) {
-    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(design.top());
-    std::fs::create_dir_all(&dir).unwrap();
-    let file = dir.join("design.sv");
-    std::fs::write(&file, design.verilog(hdl::Style::default())).unwrap();
-    let run = std::process::Command::new("verilator")
-        .args([
-            "--lint-only",
-            "-Wall",
-            "-Wno-DECLFILENAME",
-            "-Wno-UNUSEDSIGNAL",
-            "--top-module",
-            design.top(),
-        ])
-        .arg(&file)
-        .output();
-    match run {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("verilator is not installed: not linted")
-        }
-        Err(e) => panic!("verilator: {e}"),
-        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
-    }
 }

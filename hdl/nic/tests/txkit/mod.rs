@@ -1,33 +1,11 @@
 //! What the transmit tests share: state words as Rust structs, seeds, and a lint of the emitted Verilog.
 #![allow(dead_code)]
 
-use hdl::{Bits, Design, Interpreter};
+use hdl::{Bits, Interpreter};
 
-/// Deterministic choices.
-#[derive(Clone)]
-pub struct Choices(pub u64);
-impl Choices {
-    pub fn new(seed: u64) -> Choices {
-        let mut c = Choices(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        c.below(2);
-        c
-    }
-    pub fn any(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    pub fn below(&mut self, n: u64) -> u64 {
-        (self.any() >> 11) % n
-    }
-    pub fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
-    }
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
+#[path = "../common/mod.rs"]
+mod common;
+pub use common::{Choices, lint};
 
 /// A state word: fields with widths, the first in the most significant bits, as `Bundle::to_bits` lays them.
 #[macro_export]
@@ -141,28 +119,6 @@ pub fn reset(s: &mut Interpreter) {
     s.poke("reset", 1);
     s.clock();
     s.poke("reset", 0);
-}
-
-/// `verilator --lint-only -Wall` on the emitted text; skipped where verilator is not installed.
-pub fn lint(design: &Design) {
-    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let path = dir.join(format!("{}.sv", design.top()));
-    std::fs::write(&path, design.verilog(hdl::Style::default())).expect("target directory is writable");
-    let run = std::process::Command::new("verilator")
-        .args([
-            "--lint-only",
-            "-Wall",
-            "-Wno-DECLFILENAME",
-            "-Wno-UNUSEDSIGNAL",
-            "--top-module",
-            design.top(),
-        ])
-        .arg(&path)
-        .output();
-    match run {
-        Ok(out) => assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr)),
-        Err(e) => eprintln!("lint of {} skipped: verilator: {e}", design.top()),
-    }
 }
 
 /// The sizes of a 512-bit card, to see that every width follows.

@@ -7,14 +7,16 @@
 //! A harness keeps to the block's own rules of use and is otherwise as hostile as it can be. Data are running numbers:
 //! the blocks look at none, so a queue that keeps those in order keeps everything in order.
 //!
-//! Requirements: CARD LINE PCIE QPS
+//! Requirements: CARD
 
 use hdl::{
     Bundle, Module, PortBuilder, Ports, Sig, Stream, any_of, assert_always, cat, cover, delay, delay_init,
     elaborate, instance, lit, mux, reg, reg_init, when, wire,
 };
+use nic::flow::TlpBeat;
 use nic::pcie::completion_room::{CompletionRoom, Owed, worst_case};
 use nic::pcie::tags::{Settle, Tags};
+use nic::pcie::transmit::Transmit;
 use nic::prim::{
     async_fifo::AsyncFifo,
     fifo::Fifo,
@@ -236,6 +238,76 @@ fn an_arbiter_is_fair_and_keeps_every_stream_in_order() {
                 assert_always(&format!("overtaken_at_most_once_by_each_{n}"), overtaken.le(2));
                 cover(&format!("overtaken_twice_{n}"), overtaken.eq(2));
             }
+        },
+    };
+    prove(&proof, &RESET);
+}
+
+#[test]
+fn a_tlp_begins_with_its_credit_is_never_cut_and_a_read_goes_past_a_write_that_has_none() {
+    let proof = Proof {
+        name: "transmit",
+        inputs: &[
+            ("offers", 2),
+            ("lasts", 2),
+            ("take", 1),
+            ("posted_ok", 1),
+            ("nonposted_ok", 1),
+            ("bus_master", 1),
+        ],
+        around: |i| {
+            let c = nic::Config::small();
+            let t = instance("transmit", &Transmit(c.clone()));
+            let (posted_ok, nonposted_ok, bus_master) = (i[3], i[4], i[5]);
+            t.rq.ready.set(i[2]);
+            t.posted_ok.set(posted_ok);
+            t.nonposted_ok.set(nonposted_ok);
+            t.bus_master.set(bus_master);
+            // an engine keeps what it offers until it is taken; the header says whose it is
+            for (n, engine) in [&t.write, &t.read].into_iter().enumerate() {
+                let offered = reg_init(&format!("offered_{n}"), 1, 0);
+                let last = reg(&format!("last_{n}"), 1);
+                let header = lit(64, n as u64).extend(128);
+                engine.valid.set(offered);
+                engine.data.assign(&TlpBeat { header, data: lit(c.data_bits(), 0), first: lit(1, 0), last });
+                when(!offered | engine.ready, || {
+                    offered.set(i[0].bit(n as u32));
+                    last.set(i[1].bit(n as u32));
+                });
+            }
+            let (write, read) = (t.write.valid, t.read.valid);
+            let is_read = t.rq.data.header.bit(0);
+            let ends = |s: &Stream<TlpBeat>| s.moves() & s.data.last;
+            let (write_ends, read_ends) = (ends(&t.write), ends(&t.read));
+            // from the first offer of a TLP to the end of its last beat, on the link or swallowed
+            let (open, of_read, swallowed) =
+                (reg_init("under_way", 1, 0), reg("of_read", 1), reg("swallowed", 1));
+            let (last_read, was_last) = (reg_init("last_was_read", 1, 0), write_ends | read_ends);
+            when(t.rq.valid | t.write.moves() | t.read.moves(), || open.set(!was_last));
+            when(!open, || {
+                of_read.set(mux(t.rq.valid, is_read, t.read.moves()));
+                swallowed.set(!t.rq.valid);
+            });
+            when(was_last, || last_read.set(read_ends));
+            let begins = t.rq.valid & !open;
+            let lost = !t.rq.valid & (t.write.moves() | t.read.moves());
+            assert_always(
+                "begins_with_its_credit",
+                !begins | (bus_master & mux(is_read, nonposted_ok, posted_ok)),
+            );
+            assert_always("is_not_cut", !(open & t.rq.valid) | (is_read.eq(of_read) & !swallowed));
+            assert_always("none_enters_another", !(open & t.read.moves() & !of_read));
+            assert_always("nor_the_reverse", !(open & t.write.moves() & of_read));
+            assert_always("lost_only_without_bus_master", !lost | mux(open, swallowed, !bus_master));
+            let waits = delay_init("waits", t.rq.valid & !t.rq.ready);
+            assert_always("an_offer_stays", !waits | (t.rq.valid & is_read.eq(delay("was_read", is_read))));
+            let may_read = read & nonposted_ok & bus_master;
+            let may_write = write & posted_ok & bus_master;
+            assert_always("a_read_goes_past_a_write", open | !may_read | may_write | (begins & is_read));
+            assert_always("they_take_turns", !(begins & may_read & may_write) | (is_read ^ last_read));
+            cover("past_a_write_without_credit", begins & is_read & write & !posted_ok);
+            cover("a_read_behind_a_write", begins & is_read & may_write & !last_read);
+            cover("two_beats_are_swallowed", open & swallowed & was_last);
         },
     };
     prove(&proof, &RESET);

@@ -10,7 +10,7 @@
 //!
 //! The boundary (64 or 128 bytes) is taken over only while nothing is reckoned by the old one.
 //!
-//! Requirements: PCIE
+//! Requirements: CARD PCIE
 
 use hdl::{Bundle, Module, Ports, Sig, any_of, assert_always, lit, mux, reg, reg_init, when};
 

@@ -17,7 +17,7 @@
 //!
 //! `now` may stand still for no one: a live tag must be settled before half of its range has gone by.
 //!
-//! Requirements: PCIE
+//! Requirements: CARD PCIE
 
 use crate::prim::pick::{lowest, one_hot};
 use hdl::{

@@ -12,7 +12,7 @@
 //! function (PCI Express base specification, function level reset: no request before bus master is set again). A TLP
 //! that has started is always finished.
 //!
-//! Requirements: PCIE READ
+//! Requirements: CARD PCIE READ
 
 use crate::config::Config;
 use crate::flow::TlpBeat;

@@ -3,7 +3,7 @@
 //! In: a stream in the write domain. Out: the same stream in the read domain, two to three read clocks later. Pointers
 //! cross Gray-coded through two flops; data is read from memory only behind a pointer that has arrived.
 //!
-//! Requirements: LINE
+//! Requirements: CARD LINE
 
 use hdl::{
     Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, mux, reg_init,

@@ -1,5 +1,7 @@
 //! Merges streams of one bundle into one, round robin, without latency or storage: what the output accepts first is
 //! first. A stream that was offered stays chosen until it moves, so `valid` with its data is stable.
+//!
+//! Requirements: CARD
 
 use crate::prim::pick::round_robin;
 use hdl::{Bundle, Sig, Stream, cat, high, index_width, low, mux, reg_init, when, wire};

@@ -122,7 +122,7 @@ fn ping_counts_its_messages_at_both_ends() {
 
 #[test]
 fn devinfo_and_counters_tell_of_every_card() {
-    let room = Room::new(4);
+    let room = Room::new(5);
     let plain = text(&room.verbena(&["devinfo"]).output().expect("runs").stdout);
     for line in ["card: sim:card0", "card: sim:card1", "PORT_ACTIVE", "GID[0]         ::ffff:10.0.0.1"] {
         assert!(plain.contains(line), "{line}:\n{plain}");
@@ -135,6 +135,15 @@ fn devinfo_and_counters_tell_of_every_card() {
     let rows = value[0]["counters"].as_array().expect("rows");
     assert_eq!(rows.len(), host::Reject::ALL.len() + host::StageCounter::ALL.len());
     assert_eq!((&rows[0]["name"], &rows[0]["kind"]), (&"BadFcs".into(), &"reject.mac".into()));
+    // each with its documentation
+    let plain = text(&room.verbena(&["counters"]).output().expect("runs").stdout);
+    let rejects = host::Reject::ALL.iter().map(|row| (row.name(), row.doc()));
+    let stages = host::StageCounter::ALL.iter().map(|row| (row.name(), row.doc()));
+    for (name, doc) in rejects.chain(stages) {
+        let lines = plain.lines().filter(|line| line.split_whitespace().nth(1) == Some(name));
+        let told: Vec<bool> = lines.map(|line| !doc.is_empty() && line.ends_with(doc)).collect();
+        assert_eq!(told, [true, true], "{name} of both cards, {doc:?}:\n{plain}");
+    }
     room.world.cards()[0].layout_hash = 1;
     let refused = room.verbena(&["devinfo", "--device", "sim:card0"]).output().expect("runs");
     assert_eq!(refused.status.code(), Some(4), "another contract");

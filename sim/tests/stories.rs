@@ -3,7 +3,6 @@
 use contract::{Reject, StageCounter, Syndrome, wire::psn_add};
 use host::{Access, PathMtu, SendWr, WcStatus};
 use sim::{
-    backend::lock,
     story::{self, A, B, End, MS, Story, US, two_cards},
     wire::{Action, Delay},
 };
@@ -506,6 +505,63 @@ fn an_error_tells_its_cause_where_it_arose_and_a_completion_the_time() {
 }
 
 #[test]
+fn the_times_of_a_cq_never_run_back_and_each_lies_between_its_cause_and_its_look() {
+    let mut story =
+        two_cards("the_times_of_a_cq_never_run_back_and_each_lies_between_its_cause_and_its_look");
+    let (a, b) = story.connected();
+    // a second QP completes in the same CQs
+    let init = host::QpInit::rc(&a.cq, &a.cq);
+    let other = host::QpInit::rc(&b.cq, &b.cq);
+    let (mine, theirs) = (a.pd.create_qp(&init).unwrap(), b.pd.create_qp(&other).unwrap());
+    mine.connect_with(&story::usual(b.gid(), theirs.number(), 7, 9)).unwrap();
+    theirs.connect_with(&story::usual(a.gid(), mine.number(), 9, 7)).unwrap();
+    let ticks = |end: &End| end.context.device().now_ticks().unwrap();
+    let mut last = [0; 2];
+    let mut entries = [host::Completion::default(); 8];
+    for i in 0..40u64 {
+        b.receive(i, 0, 4096);
+        let begun = [ticks(&a), ticks(&b)];
+        let length = 1 + story.below(4000) as usize;
+        a.send(i, 0, length);
+        if i % 3 == 0 {
+            a.read(100 + i, 8192, length, &b.memory, 0);
+        }
+        let sge = [a.memory.sge(0..length).unwrap()];
+        let wr = SendWr::write(i, &sge, b.memory.addr() + 8192, b.memory.rkey());
+        mine.post_send(&[wr.signaled()]).unwrap();
+        let mut owed = [2 + usize::from(i % 3 == 0), 1];
+        while owed != [0, 0] {
+            let later = story.below(3 * US);
+            story.wait(later);
+            for (n, end) in [&a, &b].into_iter().enumerate() {
+                let found = end.cq.poll(&mut entries).unwrap();
+                let now = ticks(end);
+                for done in &entries[..found] {
+                    assert_eq!(done.status, WcStatus::Success);
+                    assert!((begun[n]..=now).contains(&done.timestamp), "{} {done:?} {now}", begun[n]);
+                    assert!(last[n] <= done.timestamp, "{} then {done:?}", last[n]);
+                    last[n] = done.timestamp;
+                }
+                owed[n] -= found;
+            }
+        }
+    }
+    // between the ACK on the wire and the time of the entry is the card alone: less than two microseconds
+    story.goes_past();
+    b.receive(99, 0, 64);
+    a.send(99, 0, 64);
+    let ack = story.sees(B, "an ACK", answer);
+    let done = story.completes(&a, 99);
+    story.completes(&b, 99);
+    let (before, now, after) = (story.now(), ticks(&a), story.now());
+    let tick = 1_000_000_000 / u64::from(a.context.attributes().core_clock_khz);
+    let ago = (now - done.timestamp) * tick;
+    assert!(after - ago > ack.at, "before its ACK at {} ps", ack.at);
+    assert!(before - ago < ack.at + 2 * US, "{} ps behind its ACK", before - ago - ack.at);
+    story.no_other_events();
+}
+
+#[test]
 fn a_qp_in_sqd_ends_what_it_began_tells_so_and_goes_on_in_rts() {
     let mut story = two_cards("a_qp_in_sqd_ends_what_it_began_tells_so_and_goes_on_in_rts");
     let (a, b) = story.connected();
@@ -643,9 +699,7 @@ fn the_same_seed_gives_the_same_packets_at_the_same_times() {
         let mut story = two_cards(name);
         let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
         let faults = sim::wire::Faults { loss: 0.05, duplicate: 0.02, reorder: 0.02, ..Default::default() };
-        for side in [A, B] {
-            lock(&story.room).change_wire(|wire, _| wire.set_faults(side, faults));
-        }
+        story.wire_harms(faults);
         for i in 0..6 {
             a.write(i, 0, 30_000, &b.memory, 0);
         }

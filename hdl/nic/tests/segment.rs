@@ -1257,6 +1257,51 @@ fn the_window_is_kept_on_both_sides_of_its_limit() {
 }
 
 #[test]
+fn a_message_of_2_31_bytes_fills_the_psn_window_stalls_and_goes_on_to_its_last_byte() {
+    // at path MTU 256 it has one PSN more than the window
+    const BYTES: u64 = 1 << 31;
+    for wr in [0, 2] {
+        let mut b = Bench::new();
+        b.rights[0].path_mtu = 1;
+        b.rights[0].max_inflight = 1;
+        b.start_at(0, 0xff_fff0, 0);
+        let psn = |ahead: u64| (0xff_fff0 + ahead) & PSN;
+        b.post(0, SendWqe { opcode: wr, ..write(BYTES) });
+        b.post(0, write(8));
+        b.run(0);
+        let [first, middle, last] = if wr == 0 { [0x06, 0x07, 0x08] } else { [0x00, 0x01, 0x02] };
+        assert_eq!(seen(&b.packets), [(first, 0, 256)]);
+        assert_eq!(b.records[&0].last_psn, psn(WINDOW));
+        // all has gone but the last two for which the window has room; nothing is acknowledged
+        b.rights[0].max_inflight = 0;
+        (b.tx[0].cursor_psn, b.tx[0].sent_psn) = (psn(WINDOW - 2), psn(WINDOW - 2));
+        b.packets.clear();
+        b.run(0);
+        b.run(0);
+        let middles = [(middle, (WINDOW - 2) << 8, 256), (middle, (WINDOW - 1) << 8, 256)];
+        assert_eq!(seen(&b.packets), middles, "the window is full");
+        assert_eq!([b.packets[0].psn, b.packets[1].psn], [psn(WINDOW - 2), psn(WINDOW - 1)]);
+        assert!(b.packets[1].ack_req, "the packet that fills it asks");
+        // each PSN that is acknowledged makes room for one: for the last packet, then for the message behind it
+        b.requester[0].una_psn = psn(1);
+        b.run(0);
+        assert_eq!(seen(&b.packets[2..]), [(last, BYTES - 256, 256)]);
+        assert_eq!((b.packets[2].psn, b.packets[2].ack_req), (psn(WINDOW), true));
+        b.requester[0].una_psn = psn(2);
+        b.run(0);
+        assert_eq!(seen(&b.packets[3..]), [(0x0a, 0, 8)]);
+        assert_eq!((b.packets[3].psn, b.tx[0].cursor_wqe), (psn(WINDOW + 1), 2));
+        // again from the oldest unacknowledged, in the middle of the message
+        b.packets.clear();
+        b.rights[0].max_inflight = 1;
+        b.requester[0].epoch = 1;
+        b.run(0);
+        assert_eq!(seen(&b.packets), [(middle, 512, 256)]);
+        assert_eq!((b.packets[0].psn, b.tx[0].next_psn), (psn(2), psn(WINDOW + 2)));
+    }
+}
+
+#[test]
 fn a_full_record_ring_waits_for_a_retired_wqe() {
     let mut b = Bench::new();
     b.queues[3].record_log_size = 2;

@@ -22,7 +22,6 @@ use crate::{Error, Gid, Neighbours, Result, StaticNeighbours, barrier};
 use contract::{CommandOpcode, SqDoorbell, doorbell};
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -161,6 +160,8 @@ pub(crate) enum Object {
 
 pub(crate) struct Inner {
     pub(crate) device: Device,
+    /// Bytes of a doorbell page.
+    doorbell_stride: u64,
     pub(crate) space: Arc<DmaSpace>,
     pub(crate) commands: Commands,
     pub(crate) events: Events,
@@ -180,7 +181,6 @@ pub(crate) struct Inner {
     pub(crate) mrs: Mutex<HashMap<u32, Arc<MrMemory>>>,
     /// Rings of objects whose destruction failed: the card may still reach them.
     graveyard: Mutex<Vec<Arc<DmaBuffer>>>,
-    closed: AtomicBool,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -203,8 +203,7 @@ impl Inner {
     /// Refuses a forked child and a closed context.
     #[inline]
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        self.space.fork.check(operation)?;
-        if self.closed.load(Ordering::Acquire) { Err(Error::Closed { operation }) } else { Ok(()) }
+        self.space.guard.check(operation)
     }
 
     pub(crate) fn take(&self, kind: Object) -> Result<u32> {
@@ -221,23 +220,25 @@ impl Inner {
     /// Rings a doorbell.
     #[inline]
     pub(crate) fn doorbell(&self, page: u32, offset: u32, value: [u8; 8]) -> Result<()> {
-        let offset = u64::from(page) * u64::from(self.attributes().doorbell_stride) + u64::from(offset);
-        self.backend().write64(Bar::Doorbells, offset, u64::from_le_bytes(value)).map_err(|source| {
-            Error::Backend { name: self.name().to_owned(), operation: "ring a doorbell".to_owned(), source }
-        })
+        let offset = u64::from(page) * self.doorbell_stride + u64::from(offset);
+        match self.backend().write64(Bar::Doorbells, offset, u64::from_le_bytes(value)) {
+            Ok(()) => Ok(()),
+            Err(source) => Err(self.failed("ring a doorbell", source)),
+        }
+    }
+
+    #[cold]
+    fn failed(&self, operation: &str, source: std::io::Error) -> Error {
+        Error::Backend { name: self.name().to_owned(), operation: operation.to_owned(), source }
     }
 
     /// Copies a WQE, which stands in its ring, to the push buffer too and rings; false, and nothing done, while somebody
     /// else does so.
     pub(crate) fn push(&self, user: &User, wqe: &[u8], bell: SqDoorbell) -> Result<bool> {
         let Ok(_turn) = user.push.try_lock() else { return Ok(false) };
-        let offset = u64::from(user.page) * u64::from(self.attributes().doorbell_stride);
-        let copied = self.backend().copy(Bar::Doorbells, offset + u64::from(doorbell::PUSH_OFFSET), wqe);
-        copied.map_err(|source| Error::Backend {
-            name: self.name().to_owned(),
-            operation: "push a work request".to_owned(),
-            source,
-        })?;
+        let offset = u64::from(user.page) * self.doorbell_stride + u64::from(doorbell::PUSH_OFFSET);
+        let copied = self.backend().copy(Bar::Doorbells, offset, wqe);
+        copied.map_err(|source| self.failed("push a work request", source))?;
         barrier::after_push();
         self.doorbell(user.page, doorbell::SQ_OFFSET, bell.pack())?;
         Ok(true)
@@ -246,10 +247,10 @@ impl Inner {
     /// Executes a command without context words; after a failure the rings stay until the context closes. True: the
     /// object is gone.
     pub(crate) fn destroy(&self, opcode: CommandOpcode, number: u32, rings: &[&Arc<DmaBuffer>]) -> bool {
-        if self.space.fork.is_child() {
+        if self.space.guard.is_child() {
             return false;
         }
-        if self.closed.load(Ordering::Acquire) {
+        if !self.space.guard.is_open() {
             return true;
         }
         match self.commands.execute(opcode, number, &Arguments::default()) {
@@ -263,10 +264,10 @@ impl Inner {
     }
 
     fn close(&self) -> Result<()> {
-        if self.space.fork.is_child() {
+        if self.space.guard.is_child() {
             return Err(Error::Forked { operation: "close the context" });
         }
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if !self.space.guard.close() {
             return Ok(());
         }
         // no DMA after this: bus mastering ends first, so memory may go even if the reset is refused
@@ -282,7 +283,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.space.fork.is_child()
+        if !self.space.guard.is_child()
             && let Err(error) = self.close()
         {
             tracing::warn!(%error, "the card could not be reset on closing");
@@ -307,7 +308,7 @@ impl Context {
         device.reset(true)?;
         let attributes = device.attributes().clone();
         let port = device.port()?;
-        let space = Arc::new(DmaSpace::new(device.backend.clone())?);
+        let space = Arc::new(DmaSpace::new(device.backend.clone(), attributes.max_cq)?);
         let commands = Commands::start(&space, options.command_timeout)?;
         let events = Events::start(&space, &commands, &attributes)?;
         let known = options.gid.or_else(|| options.neighbours.gid_of(port.mac));
@@ -347,7 +348,7 @@ impl Context {
             cqs: Mutex::default(),
             mrs: Mutex::default(),
             graveyard: Mutex::default(),
-            closed: AtomicBool::new(false),
+            doorbell_stride: attributes.doorbell_stride.into(),
             device,
             space,
             commands,

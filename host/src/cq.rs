@@ -8,6 +8,10 @@
 //! In: CQEs in host memory and, of QPs in error, the work requests not yet completed. Out: completions, in order per
 //! work queue, exactly one for each work request but successful unsignaled ones. Polling reads host memory only; the card learns
 //! the consumer index a quarter ring at a time, so the ring is a third deeper than asked.
+//!
+//! A poll that finds nothing compares two bytes and no more: the phase of the next entry with the CQ's `expects` word, and
+//! that of EQ 0. Whatever else a poll has to look at (work to flush, overflow, an error to tell, a closed context, a forked
+//! child) makes that word zero, which no phase equals.
 
 use crate::command::Arguments;
 use crate::context::{Inner, Object, User, lock};
@@ -22,7 +26,8 @@ use contract::{CommandOpcode, CqDoorbell, CqEntry, Cqe, doorbell};
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -104,8 +109,18 @@ pub(crate) struct CqShared {
     /// Work queues of QPs in error that complete here.
     pub(crate) flushing: AtomicU32,
     overflowed: AtomicBool,
+    /// The byte with the phase of the next entry; written under `state`.
+    next: AtomicPtr<AtomicU8>,
+    /// In the guard's page: [`CqShared::NOTHING`] and the phase that the next entry has while it is not written; 0: look
+    /// closer.
+    expects: NonNull<AtomicU32>,
     pub(crate) state: Mutex<CqState>,
 }
+
+// SAFETY: `expects` points into the guard of `inner`, which outlives it, and is only used as an atomic
+unsafe impl Send for CqShared {}
+// SAFETY: as above
+unsafe impl Sync for CqShared {}
 
 #[derive(Default)]
 pub(crate) struct CqState {
@@ -140,11 +155,52 @@ impl CqShared {
         (index as usize & ((1 << self.log_depth) - 1)) * Cqe::BYTES
     }
 
+    const NOTHING: u32 = 2;
+
+    fn expects(&self) -> &AtomicU32 {
+        // SAFETY: see the field
+        unsafe { self.expects.as_ref() }
+    }
+
+    /// Nothing to poll, nothing to look at.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        // SAFETY: points into the ring, which lives as long as self
+        let phase = unsafe { &*self.next.load(Ordering::Relaxed) }.load(Ordering::Relaxed) & 1;
+        u32::from(phase) | Self::NOTHING == self.expects().load(Ordering::Relaxed)
+            && !self.inner.events.has_entry()
+    }
+
+    /// The next polls have to look closer.
+    pub(crate) fn rouse(&self) {
+        self.expects().store(0, Ordering::SeqCst);
+    }
+
+    /// Says what the next poll is to expect.
+    fn settle(&self, state: &CqState) {
+        let at = self.slot(state.consumer) + Cqe::BYTES - 1;
+        self.next.store(self.ring.byte(at), Ordering::Relaxed);
+        let restless = || {
+            let flushes = self.flushing.load(Ordering::SeqCst) > 0;
+            flushes || self.overflowed.load(Ordering::SeqCst) || state.pending.is_some()
+        };
+        let nothing = Self::NOTHING | u32::from(!phase(state.consumer, self.log_depth));
+        let expected = if restless() { 0 } else { nothing };
+        if self.expects().load(Ordering::Relaxed) != expected {
+            self.expects().store(expected, Ordering::SeqCst);
+            // who rouses sets his reason first: of the two at least one sees the other
+            if restless() || !self.inner.space.guard.is_open() {
+                self.rouse();
+            }
+        }
+    }
+
     #[inline]
     fn is_valid(&self, index: u32) -> bool {
         self.ring.phase(self.slot(index) + Cqe::BYTES - 1) == phase(index, self.log_depth)
     }
 
+    #[inline(never)]
     fn poll(&self, entries: &mut [Completion]) -> Result<usize> {
         self.inner.check("poll a CQ")?;
         let mut state = lock(&self.state);
@@ -163,6 +219,7 @@ impl CqShared {
             state.reported = state.consumer;
             self.ring_doorbell(state.consumer, doorbell::ARM_NONE)?;
         }
+        self.settle(&state);
         if count == 0 {
             if let Some(error) = state.pending.take() {
                 return Err(error);
@@ -187,50 +244,17 @@ impl CqShared {
                     continue;
                 }
             }
-            match self.complete(state, &cqe) {
-                Some(completion) => {
-                    entries[*count] = completion;
-                    *count += 1;
-                }
-                None => {
-                    state.pending = Some(Error::StrayCompletion {
-                        name: self.inner.name().to_owned(),
-                        cqn: self.cqn,
-                        qpn: cqe.qpn,
-                        index: cqe.wqe_index,
-                    });
-                }
+            if complete(state, &cqe, &mut entries[*count]) {
+                *count += 1;
+            } else {
+                state.pending = Some(Error::StrayCompletion {
+                    name: self.inner.name().to_owned(),
+                    cqn: self.cqn,
+                    qpn: cqe.qpn,
+                    index: cqe.wqe_index,
+                });
             }
         }
-    }
-
-    /// The completion that a CQE means; `None`: no outstanding work request explains it.
-    fn complete(&self, state: &CqState, cqe: &Cqe) -> Option<Completion> {
-        let qp = state.qps.get(cqe.qpn as usize)?.as_ref()?;
-        let opcode = WcOpcode::from_code(cqe.opcode);
-        let receive = cqe.opcode & 0x80 != 0;
-        let (wr_id, posted) = if receive { &qp.rq } else { &qp.sq }.retire(cqe.wqe_index)?;
-        let status = WcStatus::from_code(cqe.status).unwrap_or(WcStatus::GeneralErr);
-        let mut completion = Completion {
-            wr_id,
-            status,
-            opcode: opcode.unwrap_or(posted),
-            qpn: cqe.qpn,
-            ..Completion::default()
-        };
-        completion.vendor_err = cqe.vendor_err;
-        completion.timestamp = cqe.timestamp;
-        if status == WcStatus::Success {
-            completion.byte_len = cqe.byte_len;
-            // the field's bytes stand as on the wire
-            completion.imm = cqe.with_imm.then_some(cqe.imm.swap_bytes());
-            completion.invalidated = cqe.with_inv.then_some(cqe.imm.swap_bytes());
-            completion.src_qpn = cqe.src_qpn;
-        } else {
-            completion.opcode = posted;
-            qp.fail();
-        }
-        Some(completion)
     }
 
     fn take_flushed(&self, state: &CqState, entries: &mut [Completion], count: &mut usize) {
@@ -240,10 +264,14 @@ impl CqShared {
                     continue;
                 }
                 while *count < entries.len() {
-                    let Some((wr_id, opcode)) = queue.retire_oldest() else { break };
-                    let status = WcStatus::WrFlushErr;
-                    entries[*count] =
-                        Completion { wr_id, status, opcode, qpn: qp.qpn, ..Completion::default() };
+                    let Some(posted) = queue.retire_oldest() else { break };
+                    entries[*count] = Completion {
+                        wr_id: posted.wr_id,
+                        status: WcStatus::WrFlushErr,
+                        opcode: posted.opcode(),
+                        qpn: qp.qpn,
+                        ..Completion::default()
+                    };
                     *count += 1;
                 }
             }
@@ -274,7 +302,8 @@ impl CqShared {
     }
 
     pub(crate) fn overflow(&self) {
-        self.overflowed.store(true, Ordering::Release);
+        self.overflowed.store(true, Ordering::SeqCst);
+        self.rouse();
         self.signal();
     }
 
@@ -284,9 +313,46 @@ impl CqShared {
     }
 }
 
+/// What a CQE means, into `completion`; false: no outstanding work request explains it.
+#[inline(always)]
+fn complete(state: &CqState, cqe: &Cqe, completion: &mut Completion) -> bool {
+    let Some(Some(qp)) = state.qps.get(cqe.qpn as usize) else { return false };
+    let queue = if cqe.opcode & 0x80 != 0 { &qp.rq } else { &qp.sq };
+    let Some(posted) = queue.retire(cqe.wqe_index) else { return false };
+    if cqe.status != WcStatus::Success.code() {
+        let status = WcStatus::from_code(cqe.status).unwrap_or(WcStatus::GeneralErr);
+        *completion = Completion {
+            wr_id: posted.wr_id,
+            status,
+            opcode: posted.opcode(),
+            qpn: cqe.qpn,
+            vendor_err: cqe.vendor_err,
+            timestamp: cqe.timestamp,
+            ..Completion::default()
+        };
+        qp.fail();
+        return true;
+    }
+    // the field's bytes stand as on the wire
+    let imm = cqe.imm.swap_bytes();
+    *completion = Completion {
+        wr_id: posted.wr_id,
+        status: WcStatus::Success,
+        opcode: WcOpcode::from_code(cqe.opcode).unwrap_or_else(|| posted.opcode()),
+        byte_len: cqe.byte_len,
+        imm: cqe.with_imm.then_some(imm),
+        invalidated: cqe.with_inv.then_some(imm),
+        qpn: cqe.qpn,
+        src_qpn: cqe.src_qpn,
+        vendor_err: cqe.vendor_err,
+        timestamp: cqe.timestamp,
+    };
+    true
+}
+
 impl Drop for CqShared {
     fn drop(&mut self) {
-        if self.inner.space.fork.is_child() {
+        if self.inner.space.guard.is_child() {
             return;
         }
         lock(&self.inner.cqs).remove(&self.cqn);
@@ -342,8 +408,12 @@ impl Cq {
             armed: AtomicU8::new(doorbell::ARM_NONE),
             flushing: AtomicU32::new(0),
             overflowed: AtomicBool::new(false),
+            next: AtomicPtr::new(std::ptr::null_mut()),
+            expects: NonNull::from(inner.space.guard.of_cq(cqn)),
             state: Mutex::default(),
         });
+        shared.rouse();
+        shared.settle(&lock(&shared.state));
         lock(&inner.cqs).insert(cqn, Arc::downgrade(&shared));
         Ok(Cq { shared, not_sync: PhantomData })
     }
@@ -389,8 +459,9 @@ impl Cq {
     ///
     /// # Errors
     /// Forked child, closed context, overflow, or a completion that no work request explains.
+    #[inline]
     pub fn poll(&self, entries: &mut [Completion]) -> Result<usize> {
-        self.shared.poll(entries)
+        if self.shared.is_quiet() { Ok(0) } else { self.shared.poll(entries) }
     }
 
     /// Polls until there is a completion; `None` when `timeout` passed first.

@@ -68,76 +68,106 @@ impl IovaAllocator {
     }
 }
 
-/// A page that the kernel hands to a forked child as zeros.
+/// Words of a page that the kernel hands to a forked child as zeros: the first says whether the card may be used, each
+/// further one what its CQ's poll expects (see [`crate::cq`]); a closed context has zeros, too.
 #[derive(Debug)]
-pub(crate) struct ForkGuard {
-    page: NonNull<AtomicU32>,
+pub(crate) struct Guard {
+    words: NonNull<AtomicU32>,
+    count: usize,
 }
 
-// SAFETY: the page is only read, by an atomic load, after it was made
-unsafe impl Send for ForkGuard {}
+// SAFETY: the page is only reached through atomics
+unsafe impl Send for Guard {}
 // SAFETY: as above
-unsafe impl Sync for ForkGuard {}
+unsafe impl Sync for Guard {}
 
-impl ForkGuard {
-    const BYTES: usize = 4096;
+impl Guard {
+    const CHILD: u32 = 0;
+    const OPEN: u32 = 1;
+    const CLOSED: u32 = 2;
 
-    pub(crate) fn new() -> Result<ForkGuard> {
+    pub(crate) fn new(cqs: u32) -> Result<Guard> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let failed = |source: rustix::io::Errno| Error::System {
             operation: "map the fork guard",
             source: source.into(),
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let count = cqs as usize + 1;
         // SAFETY: a fresh private mapping at an address of the kernel's choice
-        let page =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), Self::BYTES, protection, MapFlags::PRIVATE) };
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), count * 4, protection, MapFlags::PRIVATE) };
         let page = page.map_err(failed)?;
-        let guard =
-            ForkGuard { page: NonNull::new(page.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))? };
-        // SAFETY: the page is ours alone
-        unsafe { madvise(page, Self::BYTES, Advice::LinuxWipeOnFork) }.map_err(failed)?;
-        guard.word().store(1, Ordering::Relaxed);
+        let words = NonNull::new(page.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
+        let guard = Guard { words, count };
+        // SAFETY: the mapping is ours alone
+        unsafe { madvise(page, count * 4, Advice::LinuxWipeOnFork) }.map_err(failed)?;
+        guard.word(0).store(Self::OPEN, Ordering::Relaxed);
         Ok(guard)
     }
 
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: the page is mapped, aligned and initialised until drop
-        unsafe { self.page.as_ref() }
+    fn word(&self, index: usize) -> &AtomicU32 {
+        assert!(index < self.count, "no such word of the fork guard");
+        // SAFETY: in range of the mapping, which is aligned and initialised and lives until drop
+        unsafe { self.words.add(index).as_ref() }
+    }
+
+    /// The word of a CQ: while it is not zero, the card may be used.
+    pub(crate) fn of_cq(&self, cqn: u32) -> &AtomicU32 {
+        self.word(1 + cqn as usize)
     }
 
     /// Whether this process is a forked child of the one that opened the card.
     #[inline]
     pub(crate) fn is_child(&self) -> bool {
-        self.word().load(Ordering::Relaxed) == 0
+        self.word(0).load(Ordering::Relaxed) == Self::CHILD
+    }
+
+    /// Neither a forked child nor closed.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        // SAFETY: the first word, as in `word`
+        unsafe { self.words.as_ref() }.load(Ordering::Acquire) == Self::OPEN
+    }
+
+    /// Closes; whether it was open.
+    pub(crate) fn close(&self) -> bool {
+        let was = self.word(0).swap(Self::CLOSED, Ordering::SeqCst);
+        (1..self.count).for_each(|index| self.word(index).store(0, Ordering::SeqCst));
+        was == Self::OPEN
     }
 
     #[inline]
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        if self.is_child() { Err(Error::Forked { operation }) } else { Ok(()) }
+        if self.is_open() { Ok(()) } else { Err(self.refusal(operation)) }
+    }
+
+    #[cold]
+    pub(crate) fn refusal(&self, operation: &'static str) -> Error {
+        if self.is_child() { Error::Forked { operation } } else { Error::Closed { operation } }
     }
 }
 
-impl Drop for ForkGuard {
+impl Drop for Guard {
     fn drop(&mut self) {
-        // SAFETY: the page was mapped by `new` and nobody holds a reference any more
-        let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), Self::BYTES) };
+        // SAFETY: mapped by `new`, and nobody holds a reference any more
+        let _ = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 4) };
     }
 }
 
 /// The card's view of this process's memory.
 pub(crate) struct DmaSpace {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) fork: ForkGuard,
+    pub(crate) guard: Guard,
     pub(crate) page: u64,
     iovas: Mutex<IovaAllocator>,
 }
 
 impl DmaSpace {
-    pub(crate) fn new(backend: Arc<dyn Backend>) -> Result<DmaSpace> {
+    /// For a card of so many CQs.
+    pub(crate) fn new(backend: Arc<dyn Backend>, cqs: u32) -> Result<DmaSpace> {
         let page = rustix::param::page_size() as u64;
         let iovas = Mutex::new(IovaAllocator::new(&backend.iova_ranges(), page));
-        Ok(DmaSpace { backend, fork: ForkGuard::new()?, page, iovas })
+        Ok(DmaSpace { backend, guard: Guard::new(cqs)?, page, iovas })
     }
 
     /// Maps whole pages; returns their IO address.
@@ -225,12 +255,24 @@ impl DmaBuffer {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     }
 
+    /// What the driver wrote there; the card does not write rings of work requests.
+    pub(crate) fn slice(&self, offset: usize, length: usize) -> &[u8] {
+        let at = self.at(offset, length);
+        // SAFETY: in range of the mapping; the QP's thread, which alone writes here, holds the slice
+        unsafe { std::slice::from_raw_parts(at, length) }
+    }
+
     #[inline]
     pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
         let at = self.at(offset, N).cast::<[u8; N]>();
         // SAFETY: in range of the mapping, any bytes are valid; the card does not write an entry whose phase was seen
         // and which was not yet given back
         unsafe { at.read_unaligned() }
+    }
+
+    /// The byte at `offset`, for [`Self::phase`] without its checks: lives as long as the buffer.
+    pub(crate) fn byte(&self, offset: usize) -> *mut AtomicU8 {
+        self.at(offset, 1).cast()
     }
 
     /// The phase bit in the byte at `offset`; the caller fences with `barrier::after_valid`.
@@ -251,7 +293,7 @@ impl DmaBuffer {
 
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
-        if self.space.fork.is_child() {
+        if self.space.guard.is_child() {
             return;
         }
         if let Err(error) = self.space.unmap(self.iova, self.map.len() as u64) {

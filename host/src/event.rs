@@ -21,7 +21,7 @@ use contract::{CommandOpcode, EqDoorbell, EqEntry, Eqe, EventKind, doorbell};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -73,8 +73,11 @@ pub(crate) struct EventQueue {
     eqn: u32,
     log_depth: u32,
     ring: Arc<DmaBuffer>,
-    /// Index of the next entry; written under `popping`.
+    /// Index of the next entry; written under `reported`.
     consumer: AtomicU32,
+    /// The byte with its phase, and that phase as it is while the entry is not written; likewise.
+    next: AtomicPtr<AtomicU8>,
+    stale: AtomicU8,
     /// Consumer index last told to the card.
     reported: Mutex<u32>,
 }
@@ -87,7 +90,26 @@ impl EventQueue {
             EqEntry { valid: true, log_depth: log_depth as u8, vector: eqn as u16, base: ring.iova() };
         let arguments = Arguments { word_mask: 3, data: words(&entry.pack()), ..Arguments::default() };
         commands.execute(CommandOpcode::CreateEq, eqn, &arguments)?;
-        Ok(EventQueue { eqn, log_depth, ring, consumer: AtomicU32::new(0), reported: Mutex::new(0) })
+        let queue = EventQueue {
+            eqn,
+            log_depth,
+            ring,
+            consumer: AtomicU32::new(0),
+            next: AtomicPtr::new(std::ptr::null_mut()),
+            stale: AtomicU8::new(0),
+            reported: Mutex::new(0),
+        };
+        queue.expect(0);
+        Ok(queue)
+    }
+
+    /// The entry with this index is the next one.
+    fn expect(&self, index: u32) {
+        self.consumer.store(index, Ordering::Relaxed);
+        // a poll of another thread between these two looks at a wrong phase: it sees an entry that `pop` does not find,
+        // or misses one until its next look
+        self.stale.store(u8::from(!phase(index, self.log_depth)), Ordering::Relaxed);
+        self.next.store(self.ring.byte(self.slot(index) + Eqe::BYTES - 1), Ordering::Relaxed);
     }
 
     fn slot(&self, index: u32) -> usize {
@@ -97,8 +119,9 @@ impl EventQueue {
     /// Whether an entry waits.
     #[inline]
     fn has_entry(&self) -> bool {
-        let index = self.consumer.load(Ordering::Relaxed);
-        self.ring.phase(self.slot(index) + Eqe::BYTES - 1) == phase(index, self.log_depth)
+        // SAFETY: points into the ring, which lives as long as self
+        let phase = unsafe { &*self.next.load(Ordering::Relaxed) }.load(Ordering::Relaxed) & 1;
+        phase != self.stale.load(Ordering::Relaxed)
     }
 
     /// The next entry; gives places back by the quarter ring.
@@ -111,7 +134,7 @@ impl EventQueue {
         let index = self.consumer.load(Ordering::Relaxed);
         let entry = Eqe::unpack(&self.ring.read(self.slot(index)));
         let index = index.wrapping_add(1);
-        self.consumer.store(index, Ordering::Relaxed);
+        self.expect(index);
         if index.wrapping_sub(*reported) >= 1 << self.log_depth >> 2 {
             *reported = index;
             self.ring_doorbell(inner, index, false)?;
@@ -164,6 +187,12 @@ impl Events {
 
     pub(crate) fn arm(&self, inner: &Inner) -> Result<()> {
         self.queue.arm(inner)
+    }
+
+    /// An event waits to be served.
+    #[inline]
+    pub(crate) fn has_entry(&self) -> bool {
+        self.queue.has_entry()
     }
 
     fn notice(&self, event: AsyncEvent, object: u32) {

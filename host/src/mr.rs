@@ -94,7 +94,7 @@ unsafe impl Sync for MrMemory {}
 impl Drop for MrMemory {
     fn drop(&mut self) {
         if let Some((space, iova, length)) = &self.mapped
-            && !space.fork.is_child()
+            && !space.guard.is_child()
             && let Err(error) = space.unmap(*iova, *length)
         {
             // better lost than given to somebody else while the card may write it

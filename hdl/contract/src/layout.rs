@@ -139,7 +139,7 @@ pub const fn chain<const N: usize>(order: Order, bits: u32, mut fields: [Field; 
     fields
 }
 
-/// Index of the byte that holds bits 8*`byte`.. of the packed integer.
+/// Index of the byte, or of another grain, that holds the bits from `byte` of them on of the packed integer.
 #[inline(always)]
 const fn place(order: Order, len: usize, byte: usize) -> usize {
     match order {
@@ -148,19 +148,60 @@ const fn place(order: Order, len: usize, byte: usize) -> usize {
     }
 }
 
+/// Where the field `name` starts, for constants.
+pub const fn lsb(fields: &[Field], name: &str) -> u32 {
+    let mut i = 0;
+    while i < fields.len() {
+        let (own, other) = (fields[i].name.as_bytes(), name.as_bytes());
+        let mut same = own.len() == other.len();
+        let mut at = 0;
+        while same && at < own.len() {
+            same = own[at] == other[at];
+            at += 1;
+        }
+        if same {
+            return fields[i].lsb;
+        }
+        i += 1;
+    }
+    panic!("no such field")
+}
+
+/// The low bits.
+#[inline(always)]
+const fn ones(width: u32) -> u128 {
+    if width == 128 { u128::MAX } else { (1 << width) - 1 }
+}
+
+/// Bytes that [`put`] and [`get`] take together: with constants for place and width a field of a little-endian structure
+/// is then a shift and a load or store of a quadword, which the driver does for every work request.
+const fn grain(order: Order, len: usize) -> usize {
+    if matches!(order, Order::Little) && len.is_multiple_of(8) { 8 } else { 1 }
+}
+
+#[inline(always)]
+fn load(bytes: &[u8], grain: usize, at: usize) -> u64 {
+    match grain {
+        8 => bytes[at * 8..].first_chunk().map_or(0, |chunk| u64::from_le_bytes(*chunk)),
+        _ => bytes[at].into(),
+    }
+}
+
 /// Writes the low `width` bits of `value` at bit `lsb`; every other bit of `bytes` stays.
 ///
 /// `lsb + width` must not exceed the length: the macros guarantee it at compile time.
 #[inline(always)]
 pub fn put(bytes: &mut [u8], order: Order, lsb: u32, width: u32, value: u128) {
+    let grain = grain(order, bytes.len());
+    let bits = 8 * grain as u32;
     let mut done = 0;
     while done < width {
-        let bit = lsb + done;
-        let shift = bit % 8;
-        let take = if 8 - shift < width - done { 8 - shift } else { width - done };
-        let mask = (((1u16 << take) - 1) << shift) as u8;
-        let index = place(order, bytes.len(), bit as usize / 8);
-        bytes[index] = bytes[index] & !mask | ((value >> done) << shift) as u8 & mask;
+        let shift = (lsb + done) % bits;
+        let take = if bits - shift < width - done { bits - shift } else { width - done };
+        let mask = (ones(take) as u64) << shift;
+        let at = place(order, bytes.len() / grain, ((lsb + done) / bits) as usize);
+        let whole = load(bytes, grain, at) & !mask | ((value >> done) as u64) << shift & mask;
+        bytes[at * grain..][..grain].copy_from_slice(&whole.to_le_bytes()[..grain]);
         done += take;
     }
 }
@@ -168,14 +209,15 @@ pub fn put(bytes: &mut [u8], order: Order, lsb: u32, width: u32, value: u128) {
 /// Reads `width` bits at bit `lsb`; same promise as [`put`].
 #[inline(always)]
 pub fn get(bytes: &[u8], order: Order, lsb: u32, width: u32) -> u128 {
+    let grain = grain(order, bytes.len());
+    let bits = 8 * grain as u32;
     let mut value = 0;
     let mut done = 0;
     while done < width {
-        let bit = lsb + done;
-        let shift = bit % 8;
-        let take = if 8 - shift < width - done { 8 - shift } else { width - done };
-        let part = (bytes[place(order, bytes.len(), bit as usize / 8)] >> shift) as u128 & ((1 << take) - 1);
-        value |= part << done;
+        let shift = (lsb + done) % bits;
+        let take = if bits - shift < width - done { bits - shift } else { width - done };
+        let at = place(order, bytes.len() / grain, ((lsb + done) / bits) as usize);
+        value |= (u128::from(load(bytes, grain, at) >> shift) & ones(take)) << done;
         done += take;
     }
     value
@@ -267,10 +309,10 @@ macro_rules! structure {
             #[inline]
             pub fn pack(&self) -> [u8; $bytes] {
                 let mut bytes = [0; $bytes];
-                let mut fields = Self::FIELDS.iter();
-                $(if let Some(field) = fields.next() {
+                $({
+                    let lsb = const { $crate::layout::lsb(Self::FIELDS, stringify!($field)) };
                     let value = $crate::layout::FieldValue::widen(self.$field);
-                    $crate::layout::put(&mut bytes, $crate::layout::Order::$order, field.lsb, $width, value);
+                    $crate::layout::put(&mut bytes, $crate::layout::Order::$order, lsb, $width, value);
                 })*
                 bytes
             }
@@ -284,11 +326,13 @@ macro_rules! structure {
             /// The fields; total: every byte pattern is accepted, holes are ignored.
             #[inline]
             pub fn unpack(bytes: &[u8; $bytes]) -> Self {
-                let mut fields = Self::FIELDS.iter();
                 Self {
-                    $($field: $crate::layout::FieldValue::narrow(fields.next().map_or(0, |field| {
-                        $crate::layout::get(bytes, $crate::layout::Order::$order, field.lsb, $width)
-                    })),)*
+                    $($field: $crate::layout::FieldValue::narrow($crate::layout::get(
+                        bytes,
+                        $crate::layout::Order::$order,
+                        const { $crate::layout::lsb(Self::FIELDS, stringify!($field)) },
+                        $width,
+                    )),)*
                 }
             }
 

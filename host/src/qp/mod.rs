@@ -228,10 +228,12 @@ impl<'a> SendWr<'a> {
         SendWr { inline: Some(bytes), ..self }
     }
 
+    #[inline]
     fn length(&self) -> u64 {
-        match self.inline {
-            Some(bytes) => bytes.len() as u64,
-            None => self.sges.iter().map(|sge| u64::from(sge.length)).sum(),
+        match (self.inline, self.sges) {
+            (Some(bytes), _) => bytes.len() as u64,
+            (None, [one]) => one.length.into(),
+            (None, _) => self.sges.iter().map(|sge| u64::from(sge.length)).sum(),
         }
     }
 }
@@ -252,16 +254,34 @@ impl<'a> RecvWr<'a> {
     }
 }
 
+/// The call, in errors.
+const POST_SEND: &str = "post_send";
+
 /// What is kept of a posted work request until it completes.
 struct Posted {
     wr_id: AtomicU64,
     opcode: AtomicU8,
 }
 
+/// What a work queue tells of a work request that is over.
+pub(crate) struct Retired {
+    pub(crate) wr_id: u64,
+    /// Code of its [`WcOpcode`].
+    code: u8,
+}
+
+impl Retired {
+    /// What its completion says it was.
+    pub(crate) fn opcode(&self) -> WcOpcode {
+        WcOpcode::from_code(self.code).unwrap_or(WcOpcode::Send)
+    }
+}
+
 /// One ring of work requests. The QP's thread posts (`tail`), the CQ's retires (`head`).
 pub(crate) struct WorkQueue {
     pub(crate) ring: Arc<DmaBuffer>,
-    log_depth: u32,
+    /// A power of two.
+    depth: u32,
     log_stride: u32,
     posted: Box<[Posted]>,
     head: AtomicU32,
@@ -276,7 +296,7 @@ impl WorkQueue {
         let posted = posted.collect();
         Ok(WorkQueue {
             ring,
-            log_depth,
+            depth: 1 << log_depth,
             log_stride,
             posted,
             head: AtomicU32::new(0),
@@ -285,11 +305,18 @@ impl WorkQueue {
     }
 
     fn depth(&self) -> u32 {
-        1 << self.log_depth
+        self.depth
     }
 
+    #[inline]
     fn slot(&self, index: u32) -> usize {
-        index as usize & ((1 << self.log_depth) - 1)
+        (index & (self.depth - 1)) as usize
+    }
+
+    /// First byte of a place.
+    #[inline]
+    fn place(&self, index: u32) -> usize {
+        self.slot(index) << self.log_stride
     }
 
     fn outstanding(&self) -> u32 {
@@ -302,30 +329,26 @@ impl WorkQueue {
         posted.opcode.store(opcode.code(), Ordering::Relaxed);
     }
 
-    fn recorded(&self, index: u32) -> (u64, WcOpcode) {
-        let posted = &self.posted[self.slot(index)];
-        let opcode = WcOpcode::from_code(posted.opcode.load(Ordering::Relaxed)).unwrap_or(WcOpcode::Send);
-        (posted.wr_id.load(Ordering::Relaxed), opcode)
-    }
-
     /// Retires everything up to the work request with this index (mod 2^16); `None` when it is not outstanding.
-    pub(crate) fn retire(&self, index: u16) -> Option<(u64, WcOpcode)> {
+    #[inline]
+    pub(crate) fn retire(&self, index: u16) -> Option<Retired> {
         let head = self.head.load(Ordering::Relaxed);
         let ahead = u32::from(index.wrapping_sub(head as u16));
-        if ahead >= self.outstanding() {
+        if ahead >= self.tail.load(Ordering::Acquire).wrapping_sub(head) {
             return None;
         }
         let index = head.wrapping_add(ahead);
-        let recorded = self.recorded(index);
+        let posted = &self.posted[self.slot(index)];
+        let retired = Retired {
+            wr_id: posted.wr_id.load(Ordering::Relaxed),
+            code: posted.opcode.load(Ordering::Relaxed),
+        };
         self.head.store(index.wrapping_add(1), Ordering::Release);
-        Some(recorded)
+        Some(retired)
     }
 
     /// Retires the oldest outstanding work request.
-    pub(crate) fn retire_oldest(&self) -> Option<(u64, WcOpcode)> {
-        if self.outstanding() == 0 {
-            return None;
-        }
+    pub(crate) fn retire_oldest(&self) -> Option<Retired> {
         self.retire(self.head.load(Ordering::Relaxed) as u16)
     }
 
@@ -397,7 +420,8 @@ impl QpShared {
             return;
         }
         for (cq, queue) in [(&self.send_cq, &self.sq), (&self.recv_cq, &self.rq)] {
-            cq.flushing.fetch_add(1, Ordering::AcqRel);
+            cq.flushing.fetch_add(1, Ordering::SeqCst);
+            cq.rouse();
             if queue.outstanding() > 0 {
                 cq.signal();
             }
@@ -455,6 +479,8 @@ struct Caps {
     inline: u32,
     sq_sig_all: bool,
     push: bool,
+    /// Longest message, in bytes.
+    longest: u64,
 }
 
 impl fmt::Debug for Qp {
@@ -575,6 +601,7 @@ impl Qp {
             inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
             push: init.push && limits.has(feature::PUSH),
+            longest: 1 << limits.max_message,
         };
         Ok(Qp { shared, pd: pd.clone(), caps, not_sync: PhantomData })
     }
@@ -828,89 +855,133 @@ impl Qp {
     /// The queue has no room for all, a request exceeds the QP's or the card's limits, the state is RESET, INIT or
     /// RTR, forked child, closed context, or the doorbell could not be rung. In ERR requests are taken and flushed.
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<()> {
-        const POST: &str = "post_send";
         let qp = &*self.shared;
-        qp.inner.check(POST)?;
-        let state = qp.state();
-        if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
-            return Err(Error::State { operation: POST, qpn: qp.qpn, state });
+        let state = qp.state.load(Ordering::Acquire);
+        if state != QpState::Rts.code() || !qp.inner.space.guard.is_open() {
+            qp.inner.check(POST_SEND)?;
+            let state = qp.state();
+            if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
+                return Err(Error::State { operation: POST_SEND, qpn: qp.qpn, state });
+            }
         }
-        let tail = self.room(POST, &qp.sq, list.len())?;
-        for request in list {
-            self.check_send(request)?;
+        let tail = qp.sq.tail.load(Ordering::Relaxed);
+        let outstanding = tail.wrapping_sub(qp.sq.head.load(Ordering::Acquire));
+        if list.len() > (qp.sq.depth() - outstanding) as usize {
+            return Err(self.queue_full(POST_SEND, &qp.sq, list.len()));
         }
-        let idle = qp.sq.outstanding() == 0;
-        let mut wqe_bytes = WqeBytes::new();
+        // the places behind the tail are the program's until the tail moves: a bad one in the list undoes the others
+        let mut length = 0;
         for (i, request) in list.iter().enumerate() {
             let index = tail.wrapping_add(i as u32);
-            let (opcode, completed, addr, rkey, imm) = match request.operation {
-                Operation::Send => (WrOpcode::Send, WcOpcode::Send, 0, 0, 0),
-                Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, WcOpcode::Send, 0, 0, imm),
-                Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
-                Operation::LocalInv(key) => (WrOpcode::LocalInv, WcOpcode::LocalInv, 0, 0, key),
-                Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
-                Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, WcOpcode::RdmaRead, addr, rkey, 0),
-                Operation::CompareSwap { addr, rkey, .. } => {
-                    (WrOpcode::AtomicCmpAndSwp, WcOpcode::CompSwap, addr, rkey, 0)
+            length = match (request.operation, request.sges, request.inline) {
+                // what most programs post most of the time
+                (Operation::Write { addr, rkey }, [sge], None)
+                    if u64::from(sge.length) <= self.caps.longest =>
+                {
+                    let start = self.write_head(index, request, WrOpcode::RdmaWrite, addr, rkey, 0);
+                    qp.sq.ring.write(start + SendWqe::BYTES, &sge.pack());
+                    qp.sq.record(index, request.wr_id, WcOpcode::RdmaWrite);
+                    SendWqe::BYTES + Sge::BYTES
                 }
-                Operation::FetchAdd { addr, rkey, .. } => {
-                    (WrOpcode::AtomicFetchAndAdd, WcOpcode::FetchAdd, addr, rkey, 0)
-                }
-                Operation::WriteWithImm { addr, rkey, imm } => {
-                    (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite, addr, rkey, imm)
-                }
+                _ => self.write_send(index, request)?,
             };
-            let wqe = SendWqe {
-                opcode: opcode.code(),
-                signaled: request.signaled || self.caps.sq_sig_all,
-                solicited: request.solicited,
-                fence: request.fence,
-                inline: request.inline.is_some(),
-                num_sge: if request.inline.is_some() { 0 } else { request.sges.len() as u8 },
-                // the field's bytes stand as on the wire
-                imm: imm.swap_bytes(),
-                remote_addr: addr,
-                rkey,
-                length: request.length() as u32,
-                index: index as u16,
-                qpn: qp.qpn,
-            };
-            wqe_bytes.clear();
-            wqe_bytes.push(&wqe.pack());
-            match request.inline {
-                Some(bytes) => wqe_bytes.push(bytes),
-                None => request.sges.iter().for_each(|sge| wqe_bytes.push(&sge.pack())),
-            }
-            let operands = match request.operation {
-                Operation::CompareSwap { compare, swap: swap_or_add, .. } => Some((compare, swap_or_add)),
-                Operation::FetchAdd { add, .. } => Some((0, add)),
-                _ => None,
-            };
-            if let Some((compare, swap_or_add)) = operands {
-                wqe_bytes.push(&AtomicOperands { compare, swap_or_add }.pack());
-            }
-            qp.sq.ring.write(qp.sq.slot(index) << qp.sq.log_stride, wqe_bytes.bytes());
-            qp.sq.record(index, request.wr_id, completed);
         }
         let producer = tail.wrapping_add(list.len() as u32);
         qp.sq.tail.store(producer, Ordering::Release);
-        if state == QpState::Err || qp.flushing.load(Ordering::Acquire) {
+        if state == QpState::Err.code() || qp.flushing.load(Ordering::Acquire) {
             qp.send_cq.signal();
             return Ok(());
         }
         barrier::before_doorbell();
         let bell = SqDoorbell { qpn: qp.qpn, pushed: false, producer: producer as u16 };
-        let wqe = wqe_bytes.bytes();
-        let push = self.caps.push && idle && list.len() == 1 && wqe.len() <= doorbell::PUSH_BYTES as usize;
-        let user = &self.pd.user;
-        if push && qp.inner.push(user, wqe, SqDoorbell { pushed: true, ..bell })? {
-            return Ok(());
+        if self.caps.push && outstanding == 0 && list.len() == 1 && length <= doorbell::PUSH_BYTES as usize {
+            let wqe = qp.sq.ring.slice(qp.sq.place(tail), length);
+            if qp.inner.push(&self.pd.user, wqe, SqDoorbell { pushed: true, ..bell })? {
+                return Ok(());
+            }
         }
-        qp.inner.doorbell(user.page, doorbell::SQ_OFFSET, bell.pack())
+        qp.inner.doorbell(self.pd.user.page, doorbell::SQ_OFFSET, bell.pack())
+    }
+
+    /// Writes the head of a work request into its place of the ring; returns where that begins.
+    #[inline(always)]
+    fn write_head(
+        &self,
+        index: u32,
+        request: &SendWr<'_>,
+        opcode: WrOpcode,
+        remote_addr: u64,
+        rkey: u32,
+        imm: u32,
+    ) -> usize {
+        let qp = &*self.shared;
+        let inline = request.inline.is_some();
+        let wqe = SendWqe {
+            opcode: opcode.code(),
+            signaled: request.signaled | self.caps.sq_sig_all,
+            solicited: request.solicited,
+            fence: request.fence,
+            inline,
+            num_sge: if inline { 0 } else { request.sges.len() as u8 },
+            // the field's bytes stand as on the wire
+            imm: imm.swap_bytes(),
+            remote_addr,
+            rkey,
+            length: request.length() as u32,
+            index: index as u16,
+            qpn: qp.qpn,
+        };
+        let start = qp.sq.place(index);
+        qp.sq.ring.write(start, &wqe.pack());
+        start
+    }
+
+    /// Checks any work request and writes it into its place of the ring; returns its bytes there.
+    #[inline(never)]
+    fn write_send(&self, index: u32, request: &SendWr<'_>) -> Result<usize> {
+        let qp = &*self.shared;
+        let (opcode, completed, addr, rkey, imm) = match request.operation {
+            Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
+            Operation::Send => (WrOpcode::Send, WcOpcode::Send, 0, 0, 0),
+            Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, WcOpcode::Send, 0, 0, imm),
+            Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
+            Operation::LocalInv(key) => (WrOpcode::LocalInv, WcOpcode::LocalInv, 0, 0, key),
+            Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, WcOpcode::RdmaRead, addr, rkey, 0),
+            Operation::CompareSwap { addr, rkey, .. } => {
+                (WrOpcode::AtomicCmpAndSwp, WcOpcode::CompSwap, addr, rkey, 0)
+            }
+            Operation::FetchAdd { addr, rkey, .. } => {
+                (WrOpcode::AtomicFetchAndAdd, WcOpcode::FetchAdd, addr, rkey, 0)
+            }
+            Operation::WriteWithImm { addr, rkey, imm } => {
+                (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite, addr, rkey, imm)
+            }
+        };
+        self.check_send(request)?;
+        let start = self.write_head(index, request, opcode, addr, rkey, imm);
+        let mut end = start + SendWqe::BYTES;
+        if let Some(bytes) = request.inline {
+            qp.sq.ring.write(end, bytes);
+            end += bytes.len();
+        } else {
+            write_sges(&qp.sq.ring, end, request.sges);
+            end += request.sges.len() * Sge::BYTES;
+            let operands = match request.operation {
+                Operation::CompareSwap { compare, swap, .. } => Some((compare, swap)),
+                Operation::FetchAdd { add, .. } => Some((0, add)),
+                _ => None,
+            };
+            if let Some((compare, swap_or_add)) = operands {
+                qp.sq.ring.write(end, &AtomicOperands { compare, swap_or_add }.pack());
+                end += AtomicOperands::BYTES;
+            }
+        }
+        qp.sq.record(index, request.wr_id, completed);
+        Ok(end - start)
     }
 
     fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
-        const POST: &str = "post_send";
+        const POST: &str = POST_SEND;
         let limits = self.shared.inner.attributes();
         let atomic = matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. });
         if atomic && !limits.has(feature::ATOMIC) {
@@ -964,7 +1035,7 @@ impl Qp {
             let allowed = format!("0..={}", limits.max_sge);
             return Err(range(POST, "SGEs of a READ", request.sges.len() as u64, allowed));
         }
-        let longest = 1u64 << limits.max_message;
+        let longest = self.caps.longest;
         if request.length() > longest {
             return Err(range(POST, "message length", request.length(), format!("0..={longest}")));
         }
@@ -992,7 +1063,7 @@ impl Qp {
         let sges = 1usize << (qp.rq.log_stride - 4);
         for (i, request) in list.iter().enumerate() {
             let index = tail.wrapping_add(i as u32);
-            let at = qp.rq.slot(index) << qp.rq.log_stride;
+            let at = qp.rq.place(index);
             write_sges(&qp.rq.ring, at, request.sges);
             // the rest of the place is zero: elements of length 0 are skipped
             for unused in request.sges.len()..sges {
@@ -1013,40 +1084,20 @@ impl Qp {
 
     /// The index of the next work request, if `wanted` more fit.
     fn room(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Result<u32> {
-        let free = queue.depth() - queue.outstanding();
-        if wanted > free as usize {
-            let depth = queue.depth();
-            return Err(Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free, depth });
+        if wanted > (queue.depth() - queue.outstanding()) as usize {
+            return Err(self.queue_full(operation, queue, wanted));
         }
         Ok(queue.tail.load(Ordering::Relaxed))
     }
-}
 
-/// A send WQE under construction, as long as the longest stride.
-struct WqeBytes {
-    bytes: [u8; 1 << contract::ring::SEND_STRIDE_MAX_LOG],
-    length: usize,
-}
-
-impl WqeBytes {
-    fn new() -> WqeBytes {
-        WqeBytes { bytes: [0; _], length: 0 }
-    }
-
-    fn clear(&mut self) {
-        self.length = 0;
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        self.bytes[self.length..][..bytes.len()].copy_from_slice(bytes);
-        self.length += bytes.len();
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
+    #[cold]
+    fn queue_full(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Error {
+        let depth = queue.depth();
+        Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free: depth - queue.outstanding(), depth }
     }
 }
 
+#[inline]
 fn write_sges(ring: &DmaBuffer, at: usize, sges: &[Sge]) {
     for (i, sge) in sges.iter().enumerate() {
         ring.write(at + i * Sge::BYTES, &sge.pack());
@@ -1086,7 +1137,7 @@ fn merge(old: &QpAttr, new: &QpAttr, mask: AttrMask, state: QpState) -> QpAttr {
 impl Drop for Qp {
     fn drop(&mut self) {
         let qp = &*self.shared;
-        if qp.inner.space.fork.is_child() {
+        if qp.inner.space.guard.is_child() {
             return;
         }
         lock(&qp.inner.qps).remove(&qp.qpn);

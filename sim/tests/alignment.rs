@@ -1,17 +1,17 @@
 //! Every length from 0 to 130 bytes at every alignment by 64 of both addresses, by every operation, with one and two
-//! elements: all bytes right, and all bytes around untouched.
+//! elements, some of them with sixteen: all bytes right, and all bytes around untouched.
 //!
 //! ```text
 //! batch   an operation, a length each way: 64 local alignments, each with another remote one, lists of one and of two
-//!         elements > everything posted at once > completions > whole memory of both cards compared
+//!         elements, or of sixteen > everything posted at once > completions > whole memory of both cards compared
 //! ```
 //! For each length and operation both addresses run over all 64 alignments; so do the cut between two elements and the
-//! alignment of the second. Nothing is lost on the way, so nothing may be refused.
+//! alignment of the second. Nothing is lost on the way, so nothing may be refused, but of sixteen elements.
 
 #[path = "common/programs.rs"]
 mod programs;
 
-use contract::WcOpcode;
+use contract::{Reject, WcOpcode};
 use host::{Completion, QpInit};
 use programs::{Done, Op, RECEIVES, Receive, Space, Work};
 use sim::{
@@ -24,16 +24,18 @@ use std::ops::Range;
 /// Longest message.
 const LONGEST: usize = 130;
 
-/// A list of one or two elements for `length` bytes: the first at this alignment, what is left at another.
-fn list(space: &mut Space, two: bool, length: usize, at: usize) -> Vec<Range<usize>> {
-    let first = if two { (7 * at + 3 * length) % (length + 1) } else { length };
-    space.align(at);
-    let mut list = vec![space.grow(first)];
-    if two {
-        space.align((5 * at + length + 1) % 64);
-        list.push(space.grow(length - first));
-    }
-    list
+/// A list of so many elements for `length` bytes: the first at this alignment, what is left at others.
+fn list(space: &mut Space, count: usize, length: usize, at: usize) -> Vec<Range<usize>> {
+    let mut left = length;
+    let element = |i: usize| {
+        space.align((at + i * (4 * at + length + 1)) % 64);
+        // all that is left; of two a part of it; of many a small one
+        let most = if count == 2 { left } else { left.min(2 * length / count) };
+        let part = if i + 1 == count { left } else { (7 * at + 3 * length + 5 * i) % (most + 1) };
+        left -= part;
+        space.grow(part)
+    };
+    (0..count).map(element).collect()
 }
 
 /// What one card asks of the other in a batch.
@@ -71,13 +73,13 @@ impl Batch {
     }
 
     /// A SEND, WRITE or READ from or to the local alignment, to or from the remote one.
-    fn message(&mut self, ends: [&mut Space; 2], op: Op, two: bool, length: usize, local: usize) {
+    fn message(&mut self, ends: [&mut Space; 2], op: Op, count: usize, length: usize, local: usize) {
         let [near, far] = ends;
         // for every length a permutation of the alignments
-        let remote = (37 * local + 11 * length + 29 * usize::from(two)) % 64;
-        let sges = list(near, two, length, local);
+        let remote = (37 * local + 11 * length + 29 * (count - 1)) % 64;
+        let sges = list(near, count, length, local);
         if matches!(op, Op::Send(_)) {
-            let landing = list(far, two, length, remote);
+            let landing = list(far, count, length, remote);
             far.put(&landing, &near.get(&sges));
             let wr_id = RECEIVES + self.receives.len() as u64;
             self.received.push(Done::new(wr_id, WcOpcode::Recv, length as u32));
@@ -123,10 +125,13 @@ struct Bench {
 }
 
 impl Bench {
-    fn open(name: &str) -> Self {
+    fn open(name: &str, sges: u32) -> Self {
         let mut story = Story::unrecorded(name, RoomConfig::example(2, sim::story::seed()));
         let ends = [story.start(0), story.start(1)].map(|host| {
-            story.qp(host, |init: &mut QpInit<'_>| (init.max_send_wr, init.max_recv_wr) = (256, 256))
+            story.qp(host, |init: &mut QpInit<'_>| {
+                (init.max_send_wr, init.max_recv_wr) = (256, 256);
+                (init.max_send_sge, init.max_recv_sge) = (sges, sges);
+            })
         });
         for (me, other) in [(0, 1), (1, 0)] {
             let attr = usual(ends[other].gid(), ends[other].qp.number(), ends[me].psn, ends[other].psn);
@@ -189,13 +194,13 @@ impl Bench {
 }
 
 fn sweep(name: &str, op: Op) {
-    let mut bench = Bench::open(name);
+    let mut bench = Bench::open(name, 2);
     // the even lengths one way, the odd ones the other
     for length in (0..=LONGEST).step_by(2) {
         bench.batch(|me, batch, [near, far]| {
             for local in (0..64).filter(|_| length + me <= LONGEST) {
-                batch.message([&mut *near, &mut *far], op, false, length + me, local);
-                batch.message([&mut *near, &mut *far], op, true, length + me, local);
+                batch.message([&mut *near, &mut *far], op, 1, length + me, local);
+                batch.message([&mut *near, &mut *far], op, 2, length + me, local);
             }
         });
     }
@@ -219,8 +224,30 @@ fn reads_of_every_length_come_from_every_alignment_to_every_alignment() {
 }
 
 #[test]
+fn sixteen_elements_of_few_bytes_come_and_go_by_every_operation() {
+    let mut bench = Bench::open("sixteen_elements_of_few_bytes_come_and_go_by_every_operation", 16);
+    for op in [Op::Send(None), Op::Write(None), Op::Read] {
+        for length in [0, 16, 63, 97, LONGEST - 1] {
+            bench.batch(|me, batch, [near, far]| {
+                for local in 0..64 {
+                    batch.message([&mut *near, &mut *far], op, 16, length + me, local);
+                }
+            });
+        }
+    }
+    assert_eq!(bench.messages, 3 * 5 * 2 * 64);
+    // the further SGEs of a receive are read when its SEND is there: small ones come faster
+    for reject in [Reject::MissQueueFull, Reject::PsnOutOfSequence, Reject::PsnOutOfSequenceRepeat] {
+        for card in 0..2 {
+            bench.story.allow(card, reject);
+        }
+    }
+    bench.close();
+}
+
+#[test]
 fn the_result_of_an_atomic_lands_at_every_alignment() {
-    let mut bench = Bench::open("the_result_of_an_atomic_lands_at_every_alignment");
+    let mut bench = Bench::open("the_result_of_an_atomic_lands_at_every_alignment", 1);
     for kind in 0..3 {
         bench.batch(|_, batch, [near, far]| {
             (0..64).for_each(|local| batch.atomic([&mut *near, &mut *far], kind, local));

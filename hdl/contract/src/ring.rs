@@ -129,9 +129,9 @@ pub const SEND_STRIDE_MIN_LOG: u32 = 6;
 /// Send WQE strides are at most 2^this: 512 bytes.
 pub const SEND_STRIDE_MAX_LOG: u32 = 9;
 /// Most bytes of a send WQE that this version fetches: head and SGEs.
-pub const SEND_FETCH_BYTES: u32 = 32 + 16 * MAX_SEND_SGE;
-/// Most SGEs of a SEND or WRITE, in a stride that holds them.
-pub const MAX_SEND_SGE: u32 = 16;
+pub const SEND_FETCH_BYTES: u32 = 32 + 16 * MAX_SGE;
+/// Most SGEs of a send or receive WQE, in a stride that holds them.
+pub const MAX_SGE: u32 = 16;
 /// Most inline bytes of a send WQE; fewer if its stride is less than 256. They fit one packet at every path MTU.
 pub const MAX_INLINE: u32 = 220;
 /// Most entries of a queue, as a power of two.

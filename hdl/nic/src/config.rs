@@ -2,7 +2,7 @@
 //!
 //! Requirements: LINE PCIE
 
-use contract::ring::{MAX_INLINE, MAX_SEND_SGE, SEND_FETCH_BYTES};
+use contract::ring::{MAX_INLINE, MAX_SGE, SEND_FETCH_BYTES};
 use hdl::index_width;
 
 /// Sizes and features of a card. Powers of two where said; checked by [`Config::validate`].
@@ -45,7 +45,7 @@ pub struct Config {
     pub receive_slots: u32,
     /// Bytes that a send WQE has on chip: head, and SGEs or inline data.
     pub wqe_bytes: u32,
-    /// SGEs of a receive WQE or READ, and of a send WQE those that segment sees at once.
+    /// SGEs of a send WQE that segment sees at once.
     pub sges: u32,
     /// Bytes of the packet buffer (power of two).
     pub packet_buffer_bytes: u32,
@@ -173,7 +173,7 @@ impl Config {
     }
     /// Words of inline data or of further SGEs of one WQE, at most: words of the WQE, from the one in which they begin.
     pub fn inline_words(&self) -> u32 {
-        let further = 16 * (MAX_SEND_SGE - self.sges);
+        let further = 16 * (MAX_SGE - self.sges);
         (32 % self.data_bytes + MAX_INLINE.max(further)).div_ceil(self.data_bytes)
     }
     /// Refuses sizes that the RTL cannot be.

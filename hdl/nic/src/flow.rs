@@ -16,7 +16,8 @@
 
 use crate::config::Config;
 use crate::qp::{INDEX, PSN};
-use hdl::{Bundle, Sig};
+use contract::ring::MAX_SGE;
+use hdl::{Bundle, Sig, cat};
 
 /// A QP may have something to send.
 #[derive(Bundle, Clone, Copy, Debug)]
@@ -199,6 +200,31 @@ pub struct Segment {
     /// So many further SGEs come in the same way.
     #[shape(5)]
     pub more: Sig,
+}
+
+/// What segment tells the read list of a new READ: its first SGEs once, and words of its WQE.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct ReadListWrite {
+    /// `sges` and `more` hold.
+    pub opens: Sig,
+    /// `index` and `word` hold.
+    pub adds: Sig,
+    /// The READ's entry.
+    #[shape(c.read_bits())]
+    pub entry: Sig,
+    /// Its first SGEs.
+    #[shape(GROUP_SGES * 128)]
+    pub sges: Sig,
+    /// How many it has besides.
+    #[shape(4)]
+    pub more: Sig,
+    /// Number of `word` from that in which the fifth SGE begins.
+    #[shape(hdl::index_width(c.inline_words()))]
+    pub index: Sig,
+    /// A word of the WQE.
+    #[shape(c.data_bits())]
+    pub word: Sig,
 }
 
 /// A word of inline data for the transmit buffer.
@@ -669,7 +695,19 @@ pub const CLIENT: u32 = 3;
 /// Bits of a byte address in a client's memory (128 KiB at most).
 pub const READ_ADDRESS: u32 = 17;
 /// Bits of a client's own name for a read.
-pub const READ_ID: u32 = 10;
+pub const READ_ID: u32 = 11;
+
+/// SGEs of a list that place sees at once. A list has up to four such groups, of which the first is always at hand.
+pub const GROUP_SGES: u32 = 4;
+/// Bits of a group's number.
+pub const GROUP: u32 = 2;
+/// Groups behind the first.
+pub const FURTHER_GROUPS: u32 = MAX_SGE / GROUP_SGES - 1;
+
+/// Where a group behind the first lies in a memory of those alone; never beyond it.
+pub fn further_row(group: Sig) -> Sig {
+    cat(&[group.all(), group.eq(2)])
+}
 
 /// A read of host memory, at most 4096 bytes, of any alignment, possibly across 4 KiB and MRRS boundaries: the engine
 /// cuts it. The room at the destination is the client's promise: data is never refused.

@@ -32,8 +32,8 @@ use crate::rx::packet_buffer::PacketBuffer;
 use crate::rx::place::Place;
 use crate::table::Lines;
 use crate::tx::{
-    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, push::Push, schedule::Schedule,
-    segment::Segment, transmit_buffer::TransmitBuffer,
+    doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, push::Push, read_list::ReadList,
+    schedule::Schedule, segment::Segment, transmit_buffer::TransmitBuffer,
 };
 use contract::StageCounter;
 use hdl::{
@@ -530,13 +530,11 @@ impl Nic {
             &atomic.executed_write,
             vec![(atomic.executed_address, atomic.executed_word), (segment.read_qp, segment.executed_word)],
         );
-        state_of(
-            "read_list",
-            c.reads,
-            c.sges * 128,
-            &segment.read_write,
-            vec![(place.list_address, place.list_word)],
-        );
+        let read_list = instance("read_list", &ReadList(c.clone()));
+        read_list.write.assign(&segment.read_list);
+        read_list.address.set(place.list_address);
+        place.list_word.set(read_list.word);
+        place.list_groups.set(read_list.groups);
         let halts = [
             Tx::from_bits(&(), query_tx).halt,
             Requester::from_bits(&(), query_requester).halt,

@@ -80,10 +80,11 @@ type Done = (u32, u16, u8, u8, u32, Option<u32>);
 
 struct Reading {
     due: u64,
-    iova: u64,
+    /// What lay there when it was asked for.
+    bytes: Vec<u8>,
     address: u64,
     id: u64,
-    beat: u64,
+    beat: usize,
     failed: bool,
 }
 
@@ -93,12 +94,14 @@ struct Bench {
     lanes: usize,
     time: u64,
     pick: Choices,
-    /// Host memory: receive WQEs by IOVA.
+    /// Host memory: receive WQEs by IOVA, in units of 64 bytes.
     host: BTreeMap<u64, [u8; 64]>,
     reading: Vec<Reading>,
     /// Least and most clocks of a read.
     latency: (u64, u64),
     bad_reads: bool,
+    /// Those of further SGEs alone.
+    bad_further: bool,
     unwritten: VecDeque<u64>,
     write_latency: u64,
     offers: VecDeque<Verdict>,
@@ -135,6 +138,8 @@ struct Bench {
     /// QP, entry, pieces written by then.
     exchanges: Vec<(u32, u64, usize)>,
     reads: u32,
+    /// Reads of further SGEs: IOVA, length.
+    further: Vec<(u64, u64)>,
     dropped: Vec<Verdict>,
 }
 
@@ -165,7 +170,8 @@ impl Bench {
             Ram::new(QPS, Word::new(TX).width(), "finish_address", "tx_word"),
             Ram::new(QPS, 16, "fetch_address", "post_rq_word"),
             Ram::new(c.mrs as usize, 256, "mr_address", "mr_word"),
-            Ram::new(c.reads as usize, 512, "list_address", "list_word"),
+            Ram::new(4 * c.reads as usize, 512, "list_address", "list_word"),
+            Ram::new(4 * c.reads as usize, 2, "list_address", "list_groups"),
         ];
         for i in 0..QPS {
             let rights = QpRights { state: QpState::Rts as u8, valid: true, pd: 7, ..Default::default() };
@@ -203,6 +209,7 @@ impl Bench {
             reading: vec![],
             latency: (20, 40),
             bad_reads: false,
+            bad_further: false,
             unwritten: VecDeque::new(),
             write_latency: 10,
             offers: VecDeque::new(),
@@ -230,6 +237,7 @@ impl Bench {
             stalls: 0,
             exchanges: vec![],
             reads: 0,
+            further: vec![],
             dropped: vec![],
         };
         for i in 0..QPS {
@@ -250,15 +258,25 @@ impl Bench {
     fn producer(&self, qp: usize) -> u64 {
         self.rams[4].words[qp].low()
     }
+    fn queues(&self, qp: usize) -> QpQueues {
+        QpQueues::unpack(&self.rams[1].words[qp].to_bytes().try_into().unwrap())
+    }
+    /// Receives of this QP have room for so many SGEs.
+    fn make_room(&mut self, qp: usize, sges: usize) {
+        let rq_log_stride = (16 * sges).max(64).next_power_of_two().ilog2() as u8;
+        let queues = QpQueues { rq_log_stride, ..self.queues(qp) };
+        self.rams[1].words[qp] = Bits::from_bytes(256, &queues.pack());
+    }
     /// Posts a receive, without its doorbell.
     fn post(&mut self, qp: usize, sges: &[Sge]) -> u16 {
         let index = self.producer(qp);
-        let mut bytes = [0; 64];
-        for (to, sge) in bytes.chunks_exact_mut(16).zip(sges) {
-            to.copy_from_slice(&sge.pack());
-        }
+        let stride = 1 << self.queues(qp).rq_log_stride;
         let slot = index & ((1 << LOG_DEPTH) - 1);
-        self.host.insert(RQ_BASE + qp as u64 * 0x1_0000 + slot * 64, bytes);
+        let at = RQ_BASE + qp as u64 * 0x1_0000 + slot * stride;
+        assert!(16 * sges.len() as u64 <= stride);
+        for (i, group) in grouped(sges).into_iter().take(stride as usize / 64).enumerate() {
+            self.host.insert(at + 64 * i as u64, group);
+        }
         self.rams[4].words[qp] = Bits::new(16, u128::from((index + 1) & 0xffff));
         index as u16
     }
@@ -360,9 +378,9 @@ impl Bench {
         if !ripe.is_empty() {
             let i = self.pick.of(&ripe);
             let r = &mut self.reading[i];
-            if r.beat < 64 / self.lanes as u64 {
-                let bytes = self.host.get(&r.iova).copied().unwrap_or([0xee; 64]);
-                let at = self.lanes * r.beat as usize;
+            let at = self.lanes * r.beat;
+            if at < r.bytes.len() {
+                let bytes = &r.bytes;
                 let lanes = self.lanes as u32;
                 s.poke("read_data_valid", 1);
                 s.poke("read_data_client", 2);
@@ -419,13 +437,24 @@ impl Bench {
         }
         if moves(s, "read") {
             let mut get = |n: &str| s.peek(&format!("read_{n}"));
-            assert_eq!(get("length"), 64);
             let due = self.time + self.latency.0 + self.pick.below(self.latency.1 - self.latency.0);
-            let (iova, address, id) = (get("iova"), get("address"), get("id"));
+            let (iova, length, address, id) = (get("iova"), get("length"), get("address"), get("id"));
             assert!(!self.reading.iter().any(|r| r.address == address), "two reads into one slot");
-            let failed = self.bad_reads;
-            self.reading.push(Reading { due, iova, address, id, beat: 0, failed });
-            self.reads += 1;
+            let qp = (iova - RQ_BASE) as usize >> 16;
+            let stride =
+                1 << QpQueues::unpack(&self.rams[1].words[qp].to_bytes().try_into().unwrap()).rq_log_stride;
+            let further = iova % stride != 0;
+            if further {
+                assert_eq!((iova % stride, length), (64, stride.min(256) - 64));
+                self.further.push((iova, length));
+            } else {
+                assert_eq!(length, 64);
+                self.reads += 1;
+            }
+            let unit = |at| self.host.get(&at).copied().unwrap_or([0xee; 64]);
+            let bytes = (iova..iova + length).step_by(64).flat_map(unit).collect();
+            let failed = self.bad_reads || self.bad_further && further;
+            self.reading.push(Reading { due, bytes, address, id, beat: 0, failed });
         }
         if moves(s, "completion") {
             let mut get = |n: &str| s.peek(&format!("completion_{n}"));
@@ -484,6 +513,7 @@ impl Bench {
                 && self.doorbells.is_empty()
                 && self.responses.is_empty()
             {
+                assert!(self.s.failures().is_empty(), "{:?}", self.s.failures());
                 return;
             }
             assert!(n < 20_000, "never idle");
@@ -497,14 +527,24 @@ impl Bench {
         self.offers.push_back(Verdict { action: FENCE, ..Verdict::default() });
         self.responses.push_back(Scatter { fence: true, ..Scatter::default() });
     }
-    /// Segment's part: the SGEs of a READ.
+    /// The read list's part: the SGEs of a READ.
     fn list(&mut self, entry: u32, sges: &[Sge]) {
-        let mut bytes = [0; 64];
-        for (to, sge) in bytes.chunks_exact_mut(16).zip(sges) {
-            to.copy_from_slice(&sge.pack());
+        let groups = sges.len().div_ceil(4).max(1) - 1;
+        for (group, bytes) in grouped(sges).iter().enumerate() {
+            let at = 4 * entry as usize + group;
+            self.rams[6].words[at] = Bits::from_bytes(512, bytes);
+            self.rams[7].words[at] = Bits::new(2, groups as u128);
         }
-        self.rams[6].words[entry as usize] = Bits::from_bytes(512, &bytes);
     }
+}
+
+/// SGEs in groups of four, what is not there zero.
+fn grouped(sges: &[Sge]) -> [[u8; 64]; 4] {
+    let mut bytes = [[0; 64]; 4];
+    for (i, sge) in sges.iter().enumerate() {
+        bytes[i / 4][16 * (i % 4)..][..16].copy_from_slice(&sge.pack());
+    }
+    bytes
 }
 
 fn sge(addr: u64, length: u32) -> Sge {
@@ -785,7 +825,7 @@ fn an_atomic_goes_on_when_everything_before_it_is_written_and_nothing_of_its_qp_
     let mut b = Bench::new(5);
     b.write_latency = 60;
     for qp in 0..QPS {
-        let mut queues = QpQueues::unpack(&b.rams[1].words[qp].to_bytes().try_into().unwrap());
+        let mut queues = b.queues(qp);
         (queues.response_base, queues.response_log_size) = (16 * qp as u16, 4);
         b.rams[1].words[qp] = Bits::from_bytes(256, &queues.pack());
     }
@@ -1348,28 +1388,247 @@ fn a_slot_whose_read_is_under_way_is_not_given_to_another_wqe() {
 
 #[test]
 fn a_write_costs_three_clocks_and_a_send_of_one_piece_four() {
-    for through_wqe in [false, true] {
+    // through element 0 of 1 and of 16, and through one in each of the further groups
+    for (through, most) in
+        [(None, 3), (Some((0, 1)), 4), (Some((0, 16)), 4), (Some((4, 5)), 12), (Some((15, 16)), 29)]
+    {
         let mut b = Bench::new(1);
         b.write_latency = 2;
         // one long message, so that one WQE serves all of it
-        b.post(0, &[sge(0x10_0000, 100_000)]);
+        if let Some((element, of)) = through {
+            b.make_room(0, of);
+            let list: Vec<Sge> =
+                (0..of).map(|i| sge(0x10_0000, if i == element { 100_000 } else { 0 })).collect();
+            b.post(0, &list);
+        }
         b.ring(0);
         b.settle();
         for n in 0..100 {
-            let v = if through_wqe { send(0, 100 + n, 0, 64) } else { write(0, 100 + n, 0x1000, 64) };
+            let v = if through.is_some() { send(0, 100 + n, 0, 64) } else { write(0, 100 + n, 0x1000, 64) };
             b.offer(Verdict { first: n == 0, last: false, offset: 64 * n, ..v });
+            // the first reads what all need
+            if n == 0 {
+                b.settle();
+            }
         }
-        while b.pieces.len() < 2 {
+        while b.pieces.len() < 3 {
             b.clock();
         }
         let start = b.time;
-        while b.pieces.len() < 92 {
+        while b.pieces.len() < 93 {
             b.clock();
         }
-        let per_packet = (b.time - start) as f64 / 90.0;
-        let most = if through_wqe { 4.0 } else { 3.0 };
-        assert!(per_packet <= most, "{per_packet} clocks per packet, through a WQE: {through_wqe}");
+        assert_eq!(b.time - start, 90 * most, "clocks of 90 packets through {through:?}");
     }
+}
+
+/// So many SGEs, at odd addresses, every fifth empty.
+fn elements(count: usize) -> Vec<Sge> {
+    let length = |i| if i % 5 == 2 { 0 } else { 30 + 7 * i as u32 };
+    (0..count).map(|i| sge(0x10_0001 + 0x1003 * i as u64, length(i))).collect()
+}
+fn bytes_of(sges: &[Sge]) -> u32 {
+    sges.iter().map(|s| s.length).sum()
+}
+/// The packets of a message: offset, length, whether it is the last.
+fn packets(bytes: u32) -> Vec<(u32, u32, bool)> {
+    (0..bytes.max(1)).step_by(256).map(|at| (at, (bytes - at).min(256), at + 256 >= bytes)).collect()
+}
+/// A SEND of so many bytes into receive `wqe`, from this PSN on.
+fn message(qp: u32, psn: u32, wqe: u16, bytes: u32) -> Vec<Verdict> {
+    let packet = |(n, (offset, length, last)): (usize, (u32, u32, bool))| Verdict {
+        first: offset == 0,
+        last,
+        offset,
+        ..send(qp, psn + n as u32, wqe, length)
+    };
+    packets(bytes).into_iter().enumerate().map(packet).collect()
+}
+
+#[test]
+fn a_message_fills_a_list_of_up_to_sixteen_to_its_last_byte_and_one_byte_more_writes_nothing_of_its_packet() {
+    for (count, lanes) in [1, 4, 5, 7, 8, 9, 12, 13, 15, 16].into_iter().zip([8, 64].into_iter().cycle()) {
+        for (room, too_much) in [(count, 0), (count, 1), (16, 0), (16, 1)] {
+            let sges = elements(count);
+            let bytes = bytes_of(&sges) + too_much;
+            let all = packets(bytes);
+            let fitting = &all[..all.len() - too_much as usize];
+            let mut b = Bench::sized(1, lanes);
+            b.make_room(0, room);
+            b.post(0, &sges);
+            b.ring(0);
+            b.offers.extend(message(0, 100, 0, bytes));
+            b.settle();
+            let address = |n: usize| 0x100 * (100 + n as u32) % 0x8000;
+            let landed = |address: &dyn Fn(usize) -> u32| -> Vec<Piece> {
+                let walked = fitting.iter().enumerate().map(|(n, p)| walk(&sges, p.0, p.1, address(n)));
+                walked.flatten().collect()
+            };
+            let told = format!("{count} of {room}, {too_much} too much");
+            assert_eq!(b.pieces, landed(&address), "{told}");
+            let last = 100 + all.len() as u64 - 1;
+            let (status, tail) = if too_much == 0 { (0, (0x1f, last, 1)) } else { (1, (0x61, last, 0)) };
+            assert_eq!((b.tail(0), b.done.clone()), (tail, vec![(0, 0, 128, status, bytes, None)]), "{told}");
+            // read once, if at all
+            let further = room > 4 && bytes > bytes_of(&sges[..count.min(4)]);
+            assert_eq!((b.reads, b.further.len()), (1, usize::from(further)), "{told}");
+            // a READ likewise
+            b.pieces.clear();
+            b.rejects.clear();
+            b.list(3, &sges);
+            b.responses.extend(all.iter().map(|p| data(1, 3, p.0, p.1, p.2)));
+            b.settle();
+            assert_eq!(b.pieces, landed(&|n| 0x2000 + fitting[n].0), "{told}");
+            assert_eq!(b.placements, [(1, 3, status, b.written)], "{told}");
+            let refused = if too_much == 0 { vec![] } else { vec![Reject::SglTooShort] };
+            assert_eq!(b.rejects, refused, "{told}");
+        }
+    }
+}
+
+#[test]
+fn further_sges_are_read_when_a_message_reaches_them_and_not_before() {
+    for (room, length) in [(8, 64), (16, 192)] {
+        let mut b = Bench::new(1);
+        b.make_room(2, room);
+        let sges = elements(room);
+        for _ in 0..4 {
+            b.post(2, &sges);
+        }
+        b.ring(2);
+        b.settle();
+        assert_eq!((b.reads, b.further.len()), (4, 0));
+        let (few, many) = (bytes_of(&sges[..4]), bytes_of(&sges));
+        let mut psn = 100;
+        for (wqe, bytes) in [few, many, few + 1, few].into_iter().enumerate() {
+            let packets = message(2, psn, wqe as u16, bytes);
+            psn += packets.len() as u32;
+            b.offers.extend(packets);
+        }
+        b.settle();
+        assert_eq!(b.done.iter().map(|d| (d.1, d.3)).collect::<Vec<_>>(), [(0, 0), (1, 0), (2, 0), (3, 0)]);
+        let at = |wqe: u64| RQ_BASE + 0x2_0000 + wqe * 16 * room as u64 + 64;
+        assert_eq!(b.further, [(at(1), length), (at(2), length)]);
+    }
+}
+
+#[test]
+fn a_send_waits_for_its_further_sges_behind_it_its_qp_and_nobody_else() {
+    let mut b = Bench::new(1);
+    b.make_room(0, 16);
+    let sges = elements(16);
+    b.post(0, &sges);
+    b.post(0, &sges);
+    b.ring(0);
+    b.settle();
+    b.latency = (400, 401);
+    b.list(0, &[sge(0x10_4000, 4096)]);
+    let few = bytes_of(&sges[..4]);
+    b.offers.extend([send(0, 100, 0, few + 1), send(0, 101, 1, few), write(0, 102, 0x7000, 8)]);
+    b.offer(write(1, 100, 0x8000, 8));
+    b.responses.push_back(data(0, 0, 0, 8, true));
+    b.run(300);
+    let iovas: Vec<u64> = b.pieces.iter().map(|p| p.0).collect();
+    assert_eq!((iovas.len(), iovas.contains(&0x8000), iovas.contains(&0x5000_4000)), (2, true, true));
+    b.settle();
+    assert_eq!(b.tail(0), (0x1f, 102, 3));
+    assert_eq!(b.done.iter().map(|d| (d.1, d.3)).collect::<Vec<_>>(), [(0, 0), (1, 0)]);
+    assert_eq!((b.further.len(), b.dropped.len()), (1, 0));
+}
+
+#[test]
+fn further_sges_that_cannot_be_read_are_an_operational_error_before_a_byte_of_that_packet() {
+    let mut b = Bench::new(1);
+    b.bad_further = true;
+    b.make_room(0, 8);
+    let sges = elements(8);
+    let few = bytes_of(&sges[..4]);
+    b.post(0, &sges);
+    b.offer(Verdict { last: false, ..send(0, 100, 0, few) });
+    b.offer(Verdict { first: false, offset: few, ..send(0, 101, 0, 1) });
+    b.settle();
+    assert_eq!(b.pieces, walk(&sges, 0, few, 0x6400));
+    assert_eq!((b.tail(0), b.done.clone()), ((0x63, 101, 0), vec![(0, 0, 128, 2, few + 1, None)]));
+    assert_eq!((b.rejects.clone(), b.further.len()), (vec![Reject::WqeFetchFailed], 1));
+    // a new start forgets it
+    b.bad_further = false;
+    b.rams[4].words[0] = Bits::new(16, 0);
+    b.start(0, 500);
+    b.post(0, &sges);
+    b.ring(0);
+    b.offer(send(0, 500, 0, few + 1));
+    b.settle();
+    assert_eq!((b.tail(0), b.done[1].3, b.further.len()), ((0x1f, 500, 1), 0, 2));
+}
+
+#[test]
+fn a_fence_waits_for_the_read_of_further_sges_and_none_starts_behind_it() {
+    for gone in [false, true] {
+        let mut b = Bench::new(1);
+        let sges = elements(16);
+        let few = bytes_of(&sges[..4]);
+        for qp in 0..2 {
+            b.make_room(qp, 16);
+            b.post(qp, &sges);
+            b.ring(qp);
+        }
+        b.settle();
+        b.latency = (400, 401);
+        b.write_latency = 100;
+        b.offer(send(0, 100, 0, few + 1));
+        b.run(60);
+        if gone {
+            let err = QpRights { state: QpState::Err as u8, valid: true, pd: 7, ..Default::default() };
+            b.rams[0].words[0] = Bits::from_bytes(256, &err.pack());
+        }
+        b.fence();
+        b.offer(send(1, 100, 0, few + 1));
+        b.run(200);
+        assert_eq!((b.fences, b.further.len(), b.reading.len()), (0, 1, 1));
+        assert_eq!(b.released.len(), usize::from(gone), "a packet of a QP that is gone does not wait");
+        while b.fences == 0 {
+            b.clock();
+            assert!(b.time < 1500, "the fence is held for ever");
+        }
+        assert_eq!((b.further.len(), b.reading.len(), b.done.len()), (1, 0, usize::from(!gone)));
+        b.settle();
+        assert_eq!((b.further.len(), b.tail(1)), (2, (0x1f, 100, 1)));
+    }
+}
+
+#[test]
+fn further_sges_of_a_qps_last_life_are_not_taken_for_those_of_the_next() {
+    let mut b = Bench::new(1);
+    let old = elements(16);
+    let new: Vec<Sge> = old.iter().map(|s| Sge { addr: s.addr + 0x5_0000, ..*s }).collect();
+    let all = bytes_of(&old);
+    b.make_room(0, 16);
+    b.post(0, &old);
+    b.ring(0);
+    b.settle();
+    b.latency = (600, 601);
+    b.offer(send(0, 100, 0, all));
+    b.run(60);
+    assert_eq!((b.further.len(), b.reading.len()), (1, 1));
+    // destroyed, and made anew, while that read is under way
+    let rights = b.rams[0].words[0].clone();
+    let err = QpRights { state: QpState::Err as u8, valid: true, pd: 7, ..Default::default() };
+    b.rams[0].words[0] = Bits::from_bytes(256, &err.pack());
+    b.ring(0);
+    b.run(60);
+    assert_eq!(b.rejects, [Reject::WrongQpState]);
+    b.rams[0].words[0] = rights;
+    b.rams[4].words[0] = Bits::new(16, 0);
+    b.start(0, 500);
+    b.latency = (20, 21);
+    b.post(0, &new);
+    b.ring(0);
+    b.offer(send(0, 500, 0, all));
+    b.run(200);
+    assert_eq!((b.pieces.len(), b.further.len(), b.reading.len()), (0, 1, 1), "one place, one read");
+    b.settle();
+    assert_eq!((b.pieces.clone(), b.further.len()), (walk(&new, 0, all, 0x100 * 500 % 0x8000), 2));
+    assert_eq!((b.tail(0), b.done.len()), ((0x1f, 500, 1), 1));
 }
 
 #[test]
@@ -1581,6 +1840,9 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
         b.slow = 1 + seed % 4;
         b.latency = (5, 10 + 40 * (seed % 5));
         b.write_latency = seed * 7 % 50;
+        for (qp, sges) in [(1, 8), (2, 16), (3, 16)] {
+            b.make_room(qp, sges);
+        }
         let mut psn = [100u32; QPS];
         let mut address = 0u32;
         let mut want: Vec<Vec<Piece>> = vec![vec![]; QPS];
@@ -1590,13 +1852,15 @@ fn random_messages_land_where_the_model_says_whatever_the_host_does() {
         let (mut packets, mut msn) = (0, [0u64; QPS]);
         for _ in 0..60 {
             let qp = pick.below(QPS as u64) as usize;
+            let reads = pick.one_in(4);
+            let most = if reads { 16 } else { [4, 8, 16, 16][qp] };
             let mut sges = vec![];
-            for _ in 0..1 + pick.below(4) {
-                let length = if pick.one_in(5) { 0 } else { 1 + pick.below(400) as u32 };
+            for _ in 0..1 + pick.below(most) {
+                let length = if pick.one_in(5) { 0 } else { 1 + pick.below(1600 / most) as u32 };
                 sges.push(sge(0x10_0000 + pick.below(0xf_0000), length));
             }
-            let room: u32 = sges.iter().map(|s| s.length).sum();
-            if pick.one_in(4) {
+            let room = bytes_of(&sges);
+            if reads {
                 let entry = packets as u16 % 256;
                 b.list(entry.into(), &sges);
                 let mut offset = 0;

@@ -57,7 +57,10 @@ struct Bench {
     /// Packets in gather, and whether they stay there.
     inside: u64,
     held: bool,
-    lists: Vec<(u64, Bits)>,
+    /// Entry of the read list, SGEs, how many more.
+    lists: Vec<(u64, Bits, u64)>,
+    /// Entry, number, word.
+    list_words: Vec<(u64, u64, u64)>,
     wqes: Vec<BTreeMap<u16, (SendWqe, bool)>>,
     /// QP and WQE of the present item.
     offered: (usize, u64),
@@ -114,6 +117,7 @@ impl Bench {
             inside: 0,
             held: false,
             lists: vec![],
+            list_words: vec![],
             wqes: vec![BTreeMap::new(); n],
             offered: (0, 0),
             producer: vec![0; n],
@@ -181,8 +185,12 @@ impl Bench {
             let at = s.peek("record_write_address");
             self.records.insert(at, Record::unpack(&s.peek_bits("record_write_data")));
         }
-        if s.peek("read_write_enable") == 1 {
-            self.lists.push((s.peek("read_write_address"), s.peek_bits("read_write_data")));
+        let entry = s.peek("read_list_entry");
+        if s.peek("read_list_opens") == 1 {
+            self.lists.push((entry, s.peek_bits("read_list_sges"), s.peek("read_list_more")));
+        }
+        if s.peek("read_list_adds") == 1 {
+            self.list_words.push((entry, s.peek("read_list_index"), s.peek("read_list_word")));
         }
         for (stream, packet) in [("data", "data_packet"), ("control", "control")] {
             if s.peek(&format!("{stream}_valid")) == 0 || s.peek(&format!("{stream}_ready")) == 0 {
@@ -767,8 +775,42 @@ fn a_read_of_any_length_is_one_request_with_the_psns_of_its_responses() {
             let mut sges = [0; 64];
             sges[..16].fill(1);
             sges[16..32].fill(2);
-            assert_eq!(b.lists, [(65, Bits::from_bytes(512, &sges))]);
+            assert_eq!(b.lists, [(65, Bits::from_bytes(512, &sges), 0)]);
         }
+    }
+    assert_eq!(b.list_words, []);
+}
+
+#[test]
+fn the_sges_of_a_read_from_the_fifth_on_go_to_the_read_list_once() {
+    for num_sge in [1, 4, 5, 6, 15, 16] {
+        let more = u64::from(num_sge).saturating_sub(4);
+        let mut b = reader(16);
+        b.queues[0].sq_log_stride = 9;
+        b.start_at(0, 100, 7);
+        b.tx[0].rd_next = 5;
+        b.requester[0].rd_retired = 5;
+        let index = b.post(0, SendWqe { num_sge, ..read(5000) });
+        let from = b.clocks;
+        b.turn(0);
+        assert_eq!(b.clocks - from, 4 + (2 * more).saturating_sub(1), "{num_sge} SGEs");
+        b.post(0, SendWqe { num_sge, ..read(0) });
+        b.run(0);
+        // in entries 64 + 5 % 4 and the next; nothing is copied for nothing
+        let want: Vec<_> = (0..2 * more).map(|i| (65, i, inline_word((0, index.into()), 12 + i))).collect();
+        assert_eq!(b.list_words, want, "{num_sge} SGEs");
+        assert_eq!(b.lists.iter().map(|l| (l.0, l.2)).collect::<Vec<_>>(), [(65, more), (66, more)]);
+        // asked again from the middle on
+        b.requester[0].una_psn = 102;
+        b.requester[0].epoch = 1;
+        b.run(0);
+        assert_eq!(asked(&b.packets).len(), 4);
+        assert_eq!((b.lists.len(), b.list_words.len()), (2, want.len()));
+        for p in &b.packets {
+            assert_eq!((p.more, p.words.len()), (0, 0));
+        }
+        assert_eq!(b.words, []);
+        assert!(b.s.failures().is_empty());
     }
 }
 
@@ -1556,9 +1598,9 @@ fn the_largest_message_and_the_most_sges_are_taken() {
     b.run(0);
     assert_eq!(seen(&b.packets), [(0x06, 0, 256)]);
     assert_eq!(b.records[&0].last_psn, 4 + (1 << 23));
-    // as many as the stride holds, and not more than four of a READ
-    for (stride, opcode, most) in
-        [(6, 0, 2), (7, 0, 6), (8, 0, 14), (9, 0, 16), (6, 4, 2), (7, 4, 4), (8, 4, 4), (9, 4, 4)]
+    // as many as the stride holds
+    for ((stride, most), opcode) in
+        [(6, 2), (7, 6), (8, 14), (9, 16)].into_iter().flat_map(|s| [(s, 0), (s, 4)])
     {
         for (num_sge, ok) in [(most, true), (most + 1, false), (255, false)] {
             let mut b = Bench::new();

@@ -15,9 +15,13 @@
 //! without payload 3, an atomic 4; the end of a key 3 more. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
 //! notify, and for a free miss entry (a packet that must go behind a parked one of its QP).
 //!
-//! Receive WQEs are read ahead ([`crate::rx::receive_wqes`]). A SEND whose WQE is still on its way is parked, and all
-//! of its QP behind it: in order within a QP, free across QPs. `room` tells check that there is an entry for one more
-//! SEND whatever becomes of those before it; check drops SENDs without room, so nothing is ever lost here.
+//! A list comes in groups of four SGEs, the first with the packet. If that holds less than the packet needs, the further
+//! ones are counted first, 1 clock each and 1 for all, and loaded as the walk reaches them, 2 clocks each.
+//!
+//! Receive WQEs are read ahead, but for their further SGEs ([`crate::rx::receive_wqes`]). A SEND whose WQE, or what it
+//! needs of it, is still on its way is parked, and all of its QP behind it: in order within a QP, free across QPs. `room`
+//! tells check that there is an entry for one more SEND whatever becomes of those before it; check drops SENDs without
+//! room, so nothing is ever lost here.
 //!
 //! Faults found here: a message longer than its WQE (NAK 0x61, LOC_LEN_ERR; before any byte of that packet is written),
 //! an SGE whose key does not allow it (NAK 0x63, LOC_PROT_ERR), a WQE that could not be read (NAK 0x63, LOC_QP_OP_ERR). A
@@ -52,14 +56,14 @@
 
 use crate::config::Config;
 use crate::flow::{
-    self, ACTION, Action, CAUSE, Completion, Count, Event, Exchange, Fault, Invalidation, PayloadWrite,
-    ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
+    self, ACTION, Action, CAUSE, Completion, Count, Event, Exchange, Fault, GROUP, GROUP_SGES, Invalidation,
+    PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
 use crate::prim::pick::lowest;
 use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, owed_address, psn_before};
-use crate::rx::receive_wqes::{RECEIVE_WQE, ReceiveWqes, WqeName};
+use crate::rx::receive_wqes::{ReceiveWqes, WqeName};
 use contract::context::{MrEntryBits, QpQueuesBits, QpRightsBits};
 use contract::ring::SgeBits;
 use contract::verbs::access;
@@ -123,12 +127,15 @@ pub struct PlaceIo {
     /// A READ's data is in memory (status 0), or cannot be; in order per QP.
     #[source(c.config.clone())]
     pub placement: Stream<Fault>,
-    /// Entry of the read list that is wanted in the next clock.
-    #[output(c.config.read_bits())]
+    /// Entry of the read list, and group (lowest), that is wanted in the next clock.
+    #[output(c.config.read_bits() + GROUP)]
     pub list_address: Sig,
-    /// It: `sges` SGEs, the first lowest.
-    #[input(c.config.sges * 128)]
+    /// It, the first SGE lowest.
+    #[input(GROUP_SGES * 128)]
     pub list_word: Sig,
+    /// Groups of that entry behind the first.
+    #[input(GROUP)]
+    pub list_groups: Sig,
     /// One more SEND can be taken.
     #[output]
     pub room: Sig,
@@ -291,6 +298,8 @@ enum Phase {
     Words,
     Judge,
     Key,
+    Count,
+    Load,
     Emit,
     Invalidate,
     Push,
@@ -396,7 +405,9 @@ impl Module for Place {
         let v = Verdict::regs(c, "under_way");
         let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
         let unwanted = reg("is_unwanted", 1);
+        let list_entry = reg("list_entry", c.read_bits());
         when(begin, || {
+            list_entry.set(data.data.entry);
             v.assign(&chosen);
             missed.set(from_miss);
             entry.set(again_at);
@@ -405,11 +416,15 @@ impl Module for Place {
             local_first.set(!from_local);
             to(Phase::Words);
         });
-        io.list_address.set(data.data.entry);
         io.packet_address.set(chosen.qp);
         let wqes = hdl::instance("wqes", &ReceiveWqes { config: c.clone() });
-        wqes.query.qp.set(chosen.qp);
-        wqes.query.index.set(chosen.wqe_index);
+        // the first group for the packet that begins, further ones for the one under way
+        let (group, counting) = (reg("group", GROUP), at(Phase::Count).named("counting"));
+        let asked = mux(resting, lit(GROUP, 0), mux(counting, group + 1, group)).named("group_asked");
+        wqes.query.qp.set(mux(resting, chosen.qp, v.qp));
+        wqes.query.index.set(mux(resting, chosen.wqe_index, v.wqe_index));
+        wqes.query_group.set(asked);
+        io.list_address.set(cat(&[mux(resting, data.data.entry, list_entry), asked]));
 
         // words: go, park or discard
         let words = at(Phase::Words).named("words");
@@ -443,14 +458,19 @@ impl Module for Place {
         fifo.output.ready.set(words & !missed & !stall & !own);
         data.ready.set(words & (reads | (fence & !missed)));
         locals.ready.set(words & local);
-        wqes.missed_valid.set((park | still) & missing);
+        // further SGEs that it needs and that are not here. It is a SEND, so there is an entry for it
+        let absent = (counting & send & !wqes.further_present & !wqes.further_failed).named("further_absent");
+        hdl::assert_always("a_send_can_be_parked", !(absent & !missed & full));
+        let (parks, stays) = (park | (absent & !missed), still | (absent & missed));
+        wqes.missed_valid.set(((park | still) & missing) | absent);
+        wqes.missed_further.set(absent);
         wqes.missed_qp.set(v.qp);
 
-        let sges = RECEIVE_WQE / 16;
-        let list = reg("list", RECEIVE_WQE * 8);
-        let count = reg("sges_left", index_width(sges + 1));
-        let total = reg("capacity", 34);
-        let needed = reg("needed", 34);
+        let list = reg("list", GROUP_SGES * 128);
+        let count = reg("sges_left", index_width(GROUP_SGES + 1));
+        let (groups, counted) = (reg("groups", GROUP), reg("counted", 1));
+        let total = reg("capacity", 36);
+        let needed = reg("needed", 36);
         let skip = reg("skip", 32);
         let rest = reg("rest", 14);
         let at_byte = reg("at_byte", c.packet_address_bits());
@@ -459,15 +479,17 @@ impl Module for Place {
             (reg("fault", 1), reg("fault_syndrome", 8), reg("fault_status", 8));
         let cause = reg("cause", 6);
         let (lost, gone) = (reg("discarded", 1), reg("state_left", 1));
-        let landing = mux(reads, io.list_word.resize(RECEIVE_WQE * 8), wqes.wqe);
+        let landing = mux(reads, io.list_word, wqes.wqe);
         let sge_at = |i: u32| SgeBits::unpack(landing.bits(i * 128, 128));
+        let holds_bytes = (0..GROUP_SGES).fold(lit(36, 0), |sum, i| sum + sge_at(i).length.extend(36));
         when(words, || {
             list.set(landing);
-            count.set(sges);
-            total.set(
-                (0..sges).map(|i| sge_at(i).length.extend(34)).reduce(|a, b| a + b).unwrap_or(lit(34, 0)),
-            );
-            needed.set(v.offset.extend(34) + v.length.extend(34));
+            count.set(GROUP_SGES);
+            group.set(1);
+            groups.set(mux(reads, io.list_groups, wqes.groups));
+            counted.set(0);
+            total.set(holds_bytes);
+            needed.set(v.offset.extend(36) + v.length.extend(36));
             skip.set(v.offset);
             rest.set(v.length);
             at_byte.set(v.address);
@@ -528,11 +550,14 @@ impl Module for Place {
         let emitting = at(Phase::Emit).named("emitting");
         let key = mux(keying | (emitting & scatters), sge.lkey, v.key);
         io.mr_address.set(key.bits(8, c.mr_bits()));
-        let too_short = (keying & (needed.gt(total) | count.none())).named("too_short");
-        let over = (keying & !too_short & skip.ge(sge.length)).named("skip_sge");
+        let lacks = (keying & needed.gt(total)).named("lacks_bytes");
+        let counts = lacks & groups.any() & !counted;
+        let too_short = (lacks & !counts).named("too_short");
+        let walked = keying & !lacks & count.none();
+        let over = (keying & !lacks & !walked & skip.ge(sge.length)).named("skip_sge");
         let left = sge.length - skip;
         let piece = reg("piece", 14);
-        when(keying & !too_short & !over, || {
+        when(keying & !lacks & !walked & !over, || {
             piece.set(mux(left.lt(rest.extend(32)), left.bits(0, 14), rest));
             to(Phase::Emit);
         });
@@ -540,12 +565,38 @@ impl Module for Place {
             skip.set(skip - sge.length);
             next_sge();
         });
+        when(counts, || to(Phase::Count));
+        when(walked, || to(Phase::Load));
         when(too_short, || {
             fault.set(1);
             fault_syndrome.set(0x61);
             fault_status.set(status(WcStatus::LocLenErr));
             cause.set(mux(reads, reason(Reject::SglTooShort), reason(Reject::ReceiveTooShort)));
             to(Phase::Push);
+        });
+
+        // count: what a further group holds
+        when(counting, || {
+            total.set(total + holds_bytes);
+            group.set(group + 1);
+            when(group.eq(groups), || {
+                group.set(1);
+                counted.set(1);
+                to(Phase::Key);
+            });
+        });
+        when(absent, || to(Phase::Rest));
+        when(counting & send & wqes.further_failed, || {
+            fault.set(1);
+            to(Phase::Push);
+        });
+
+        // load: the next group
+        when(at(Phase::Load), || {
+            list.set(landing);
+            count.set(GROUP_SGES);
+            group.set(group + 1);
+            to(Phase::Key);
         });
 
         // emit: a piece and what follows it
@@ -677,17 +728,17 @@ impl Module for Place {
 
         // the miss queue's book
         let free_at = lowest(!used).named("free_at");
-        parked.write(park, free_at, v.to_bits());
+        parked.write(parks, free_at, v.to_bits());
         let removed = one_hot(entry) & (over_now & missed).repeat(misses);
-        let added = one_hot(free_at) & park.repeat(misses);
+        let added = one_hot(free_at) & parks.repeat(misses);
         used.set((used & !removed) | added);
         for (i, (whose, older)) in whose.iter().zip(&older).enumerate() {
-            let mine = park & free_at.eq(i);
+            let mine = parks & free_at.eq(i);
             when(mine, || whose.set(v.qp));
             older.set(mux(mine, same, *older) & !removed);
         }
         let news = bits(&|i| wqes.changed_valid & whose[i].eq(wqes.changed_qp));
-        let stale = one_hot(entry) & still.repeat(misses);
+        let stale = one_hot(entry) & stays.repeat(misses);
         // a fence behind parked packets makes them look again: their QP may be gone
         let pressed = (fence_held & resting & runnable.none()).repeat(misses);
         retry.set((retry & !stale) | added | news | pressed);

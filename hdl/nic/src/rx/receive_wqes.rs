@@ -2,19 +2,28 @@
 //!
 //! ```text
 //! QP q:  .. consumed | head .. next | posted .. producer      next - head <= slots; index i lies in slot i mod slots
+//!                      ^ further SGEs, when a query has missed them
 //! ```
 //! In: doorbells, consumed indices, ended reads. Out: reads of 64 bytes (4 SGEs) per WQE, and to a query {qp, index},
 //! one clock later, whether the WQE is here and what it says. One visit of a QP takes 3 clocks: it applies one event and
-//! starts at most one read. Of a stride only the first 64 bytes are used. A read failed is remembered with its slot.
+//! starts at most one read. A read failed is remembered with its slot.
+//!
+//! A stride of 128 bytes has a further group of four SGEs, one of 256 has three. They are read in one, not ahead: when
+//! a query has missed them (`missed_further`), for the WQE at the head, which is the one in use. There is room for those
+//! of one WQE per QP; they stay until it is spent. So messages that fit the first four SGEs cost no read more.
 //!
 //! Never two reads under way into one slot; never more than [`READS`] under way; none for a QP that does not exist or is
 //! in RESET or ERR, and none while `hold` (the fence of a teardown drains them). Byte address of slot s of QP q:
-//! (q * slots + s) * 64; the read's id is the same without the factor.
+//! (q * slots + s) * 64; the read's id is the same without the factor. Further SGEs: q * 256 in the upper half of the
+//! addresses; the id is that of slot 0 in the upper half of the ids.
 //!
 //! Requirements: QPS QUE RESP
 
 use crate::config::Config;
-use crate::flow::{READ_ADDRESS, READ_ID, ReadClient, ReadData, ReadDone, ReadRequest, Wake};
+use crate::flow::{
+    FURTHER_GROUPS, GROUP, READ_ADDRESS, READ_ID, ReadClient, ReadData, ReadDone, ReadRequest, Wake,
+    further_row,
+};
 use crate::prim::fifo::buffer;
 use crate::qp::{INDEX, State};
 use contract::QpState;
@@ -24,7 +33,7 @@ use hdl::{
     reg_init, select, when,
 };
 
-/// Bytes of a receive WQE that are used: 4 SGEs.
+/// Bytes of a receive WQE that are read ahead: 4 SGEs.
 pub const RECEIVE_WQE: u32 = 64;
 /// Reads under way at most; as many ended reads can wait to be seen.
 pub const READS: u32 = 16;
@@ -58,9 +67,12 @@ pub struct ReceiveWqesIo {
     /// A WQE is spent.
     #[sink(c.config.clone())]
     pub consumed: Stream<WqeName>,
-    /// A query found its WQE missing: look again whether a read can start.
+    /// A query found its WQE, or its further SGEs, missing: look again whether a read can start.
     #[input]
     pub missed_valid: Sig,
+    /// Its further SGEs.
+    #[input]
+    pub missed_further: Sig,
     /// Of which QP.
     #[input(c.config.qp_bits())]
     pub missed_qp: Sig,
@@ -73,13 +85,25 @@ pub struct ReceiveWqesIo {
     /// The WQE asked for.
     #[input(c.config.clone())]
     pub query: WqeName,
+    /// Which four of its SGEs.
+    #[input(GROUP)]
+    pub query_group: Sig,
     /// One clock later: it is here and good.
     #[output]
     pub present: Sig,
     /// One clock later: its read failed.
     #[output]
     pub failed: Sig,
-    /// One clock later: its bytes.
+    /// One clock later: groups that it has behind the first.
+    #[output(GROUP)]
+    pub groups: Sig,
+    /// One clock later: they are here and good.
+    #[output]
+    pub further_present: Sig,
+    /// One clock later: their read failed.
+    #[output]
+    pub further_failed: Sig,
+    /// One clock later: the four SGEs.
     #[output(RECEIVE_WQE * 8)]
     pub wqe: Sig,
     /// Address of the words below.
@@ -133,6 +157,12 @@ struct Slots {
     /// Two bits per slot.
     #[shape(2 * *c)]
     state: Sig,
+    /// Groups of a WQE behind the first.
+    #[shape(GROUP)]
+    groups: Sig,
+    /// See [`Further`].
+    #[shape(Further::width())]
+    further: Sig,
 }
 
 /// State of a slot.
@@ -144,21 +174,31 @@ enum Slot {
     Failed,
 }
 
+/// State of the further SGEs of the oldest WQE not spent.
+#[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Further {
+    Absent,
+    Pending,
+    Here,
+    Failed,
+    /// Being read, of a WQE that is over.
+    Doomed,
+}
+
 impl ReceiveWqes {
-    /// WQEs held per QP: `receive_slots`, or fewer if the client's address space or names do not reach.
+    /// WQEs held per QP: `receive_slots`, or fewer if half of the client's address space or names does not reach.
     ///
     /// # Panics
-    /// If not even two per QP fit.
+    /// If the further SGEs of so many QPs do not fit the other half.
     pub fn slots(&self) -> u32 {
-        let most = (1 << READ_ADDRESS) / RECEIVE_WQE;
-        let slots = self.config.receive_slots.min(most.min(1 << READ_ID) / self.config.qps);
+        let half = 1 << (READ_ADDRESS - 1);
         assert!(
-            slots >= 2,
+            self.config.qps << 8 <= half,
             "config `{}`: {} QPs are more than place can hold WQEs of",
             self.config.name,
             self.config.qps
         );
-        slots
+        self.config.receive_slots.min((half / RECEIVE_WQE).min(1 << (READ_ID - 1)) / self.config.qps)
     }
 }
 
@@ -191,17 +231,22 @@ impl Module for ReceiveWqes {
         let row_bits = c.qp_bits() + slot_bits;
         let (banks, lane) = (RECEIVE_WQE / c.data_bytes, c.lane_bits());
         let asked = cat(&[io.query.qp, slot_of(io.query.index)]);
+        let asked_further = cat(&[further_row(io.query_group), io.query.qp]);
+        let asks_further = hdl::delay("asks_further", io.query_group.any());
+        let address = io.data.address;
         let beats: Vec<Sig> = (0..banks)
             .map(|b| {
-                let memory = Memory::with_lanes(&format!("bank_{b}"), c.qps * slots, c.data_bits(), 8);
-                let here = if banks == 1 { high() } else { io.data.address.bits(lane, 6 - lane).eq(b) };
-                memory.write_lanes(
-                    mine & here,
-                    io.data.address.bits(6, row_bits),
-                    io.data.data,
-                    io.data.lanes,
-                );
-                memory.read(&format!("beat_{b}"), high(), asked)
+                let here = if banks == 1 { high() } else { address.bits(lane, 6 - lane).eq(b) };
+                let memory = |name: &str, depth: u32, mine: Sig, row: Sig, asked: Sig| {
+                    let memory = Memory::with_lanes(&format!("{name}_{b}"), depth, c.data_bits(), 8);
+                    memory.write_lanes(mine & here, row, io.data.data, io.data.lanes);
+                    memory.read(&format!("{name}_beat_{b}"), high(), asked)
+                };
+                let row = cat(&[address.bits(6, GROUP), address.bits(8, c.qp_bits())]);
+                let depth = FURTHER_GROUPS * c.qps;
+                let further = memory("further", depth, mine & address.msb(), row, asked_further);
+                let row = address.bits(6, row_bits);
+                mux(asks_further, further, memory("bank", c.qps * slots, mine & !address.msb(), row, asked))
             })
             .collect();
         io.wqe.set(cat(&beats.into_iter().rev().collect::<Vec<_>>()));
@@ -219,6 +264,10 @@ impl Module for ReceiveWqes {
         let seen_slot = of_slot(seen.state, slot_of(asked_index));
         io.present.set(read_before & seen_slot.eq(Slot::Here.code()));
         io.failed.set(read_before & seen_slot.eq(Slot::Failed.code()));
+        io.groups.set(seen.groups);
+        let in_use = asked_index.eq(seen.head);
+        io.further_present.set(in_use & seen.further.eq(Further::Here.code()));
+        io.further_failed.set(in_use & seen.further.eq(Further::Failed.code()));
 
         // events wait here until their visit
         let ended = Stream::<Sig>::wires(&(READ_ID + 1).into(), "ended");
@@ -227,6 +276,8 @@ impl Module for ReceiveWqes {
         let ended = buffer("ended_fifo", &(READ_ID + 1).into(), READS, &ended);
         let consumed = buffer("consumed_fifo", c, 4, &io.consumed);
         let want = reg_init("want", c.qps, 0);
+        // those of them that miss further SGEs
+        let lacks = reg_init("lacks", c.qps, 0);
         io.doorbell.ready.set(1);
 
         let phase = reg_init("phase", 2, 0);
@@ -255,6 +306,7 @@ impl Module for ReceiveWqes {
         let (is_end, is_forget, is_spent) = (reg("is_end", 1), reg("is_forget", 1), reg("is_spent", 1));
         let (spent, end_slot, end_failed) =
             (reg("spent", INDEX), reg("end_slot", slot_bits), reg("end_failed", 1));
+        let end_further = reg("end_further", 1);
         when(rest, || {
             qp.set(chosen);
             is_end.set(take_ended);
@@ -262,6 +314,7 @@ impl Module for ReceiveWqes {
             is_spent.set(take_consumed);
             spent.set(consumed.data.index);
             end_slot.set(ended.data.bits(0, slot_bits));
+            end_further.set(ended.data.bit(READ_ID - 1));
             end_failed.set(ended.data.bit(READ_ID));
         });
         let starts = take_ended | take_forget | take_consumed | take_want;
@@ -277,8 +330,18 @@ impl Module for ReceiveWqes {
             cat(&each.collect::<Vec<_>>())
         };
         let code = |s: Slot| lit(2, s.code());
-        when(is_end, || {
+        when(is_end & !end_further, || {
             after.state.set(put(old.state, end_slot, mux(end_failed, code(Slot::Failed), code(Slot::Here))));
+        });
+        let further = |s: Further| lit(Further::width(), s.code());
+        let doomed = old.further.eq(Further::Doomed.code());
+        when(is_end & end_further, || {
+            let ended = mux(end_failed, further(Further::Failed), further(Further::Here));
+            after.further.set(mux(doomed, further(Further::Absent), ended));
+        });
+        when(is_spent | is_forget, || {
+            let busy = doomed | old.further.eq(Further::Pending.code());
+            after.further.set(mux(busy, further(Further::Doomed), further(Further::Absent)));
         });
         when(is_spent, || {
             after.head.set(spent + 1);
@@ -301,30 +364,45 @@ impl Module for ReceiveWqes {
         let takes = QpState::ALL.iter().filter(|s| s.receives() || **s == QpState::Init);
         let takes = any_of(&takes.map(|s| rights.state.eq(s.code())).collect::<Vec<_>>()) & rights.valid;
         let (may, some, room) = (reg("may_receive", 1), reg("some_posted", 1), reg("slot_left", 1));
+        let (lacking, wants_further) = (reg("lacking", 1), reg("wants_further", 1));
         let iova = reg("iova", 64);
+        let stride = queues.rq_log_stride;
         when(phase.eq(1), || {
+            after.groups.set(mux(stride.gt(7), lit(GROUP, 3), stride.eq(7).extend(GROUP)));
             work.assign(&after);
             may.set(takes);
             some.set(after.next.ne(io.post_rq_word));
             room.set((after.next - after.head).lt(slots));
+            // in a visit of its own alone: what is spent has been seen by then
+            let lacks = lacks.bit_at(qp) & !any_of(&[is_end, is_forget, is_spent]);
+            lacking.set(lacks);
+            let absent = after.further.eq(Further::Absent.code());
+            wants_further.set(lacks & absent & after.groups.any() & after.next.ne(after.head));
             let mask = (lit(INDEX, 1) << queues.rq_log_depth) - 1;
-            iova.set(queues.rq_base + ((after.next & mask).extend(64) << queues.rq_log_stride));
+            let within = (mux(lacks, after.head, after.next) & mask).extend(64) << stride;
+            iova.set(queues.rq_base + (within | cat(&[lacks, lit(6, 0)]).extend(64)));
         });
 
         // the read
         let decide = phase.eq(2).named("decide");
         let under_way = reg_init("under_way", index_width(READS) + 1, 0);
         let slot = slot_of(work.next);
-        let useful = decide & may & some & room & of_slot(work.state, slot).ne(Slot::Pending.code());
+        let another = some & room & of_slot(work.state, slot).ne(Slot::Pending.code());
+        let useful = decide & may & (another | wants_further);
         let request = Stream::<ReadRequest>::wires(&(), "request");
-        let issue = (useful & !io.hold & !under_way.msb() & request.ready).named("issue");
-        let row = cat(&[qp, slot]);
+        let free = !io.hold & !under_way.msb() & request.ready;
+        let issue = (useful & free & (!lacking | wants_further)).named("issue");
+        let row = cat(&[qp, slot & !lacking.repeat(slot_bits)]);
+        let (at_slot, at_further) = (cat(&[row, lit(6, 0)]), cat(&[qp, lit(8, 0)]));
         request.valid.set(issue);
         request.data.assign(&ReadRequest {
             iova,
-            length: lit(13, u64::from(RECEIVE_WQE)),
-            address: cat(&[row, lit(6, 0)]).resize(READ_ADDRESS),
-            id: row.resize(READ_ID),
+            length: mux(lacking, cat(&[work.groups, lit(6, 0)]).extend(13), lit(13, u64::from(RECEIVE_WQE))),
+            address: cat(&[
+                lacking,
+                mux(lacking, at_further.resize(READ_ADDRESS - 1), at_slot.resize(READ_ADDRESS - 1)),
+            ]),
+            id: cat(&[lacking, row.resize(READ_ID - 1)]),
         });
         let out = buffer("requests", &(), 2, &request);
         io.read.take(&out);
@@ -333,10 +411,11 @@ impl Module for ReceiveWqes {
         when(ended.moves() & !issue, || under_way.set(under_way - 1));
         let next = Slots::wires(&slots, "next");
         next.assign(&work);
-        when(issue, || {
+        when(issue & !lacking, || {
             next.next.set(work.next + 1);
             next.state.set(put(work.state, slot, code(Slot::Pending)));
         });
+        when(issue & lacking, || next.further.set(further(Further::Pending)));
         known.write.enable.set(decide);
         known.write.address.set(qp);
         known.write.data.set(next.to_bits());
@@ -350,6 +429,8 @@ impl Module for ReceiveWqes {
             | bit(io.missed_valid, io.missed_qp)
             | bit(useful | (decide & is_forget), qp);
         want.set((want & !clear) | set);
+        let met = decide & lacking & (issue | !may | !wants_further);
+        lacks.set((lacks & !bit(met, qp)) | bit(io.missed_valid & io.missed_further, io.missed_qp));
         let quiet = under_way.none() & !out.valid;
         io.drained.set(quiet & rest);
         io.idle.set(quiet & rest & !ended.valid & !consumed.valid & want.none());

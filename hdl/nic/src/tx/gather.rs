@@ -47,7 +47,7 @@ use crate::prim::fifo::Fifo;
 use crate::qp::INDEX;
 use crate::tx::packetise::{at_least, header_bytes};
 use contract::context::{MrEntryBits, QpRightsBits};
-use contract::ring::{MAX_SEND_SGE, SgeBits};
+use contract::ring::{MAX_SGE, SgeBits};
 use contract::verbs::access;
 use contract::{Opcode, Reject, Syndrome, WcStatus};
 use hdl::{
@@ -387,7 +387,7 @@ impl Module for Gather {
         // what is known of each slot
         let ended = io.read_done.valid & io.read_done.client.eq(ReadClient::Gather as u64);
         let ended_slot = io.read_done.id.bits(0, slot_bits);
-        let count_bits = index_width(MAX_SEND_SGE + 1);
+        let count_bits = index_width(MAX_SGE + 1);
         let (more, fewer) = (one(asks, current), one(ended, ended_slot));
         let waits: Vec<Sig> = (0..n)
             .rev()

@@ -13,6 +13,7 @@ pub mod push;
 pub mod schedule;
 pub mod fetch;
 pub mod segment;
+pub mod read_list;
 pub mod packetise;
 pub mod gather;
 pub mod transmit_buffer;

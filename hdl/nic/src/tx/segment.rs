@@ -25,8 +25,8 @@
 //! A READ has the PSNs of its responses, and one request for all of them: the cursor goes behind what was asked for.
 //! Replay asks from the cursor to the same end. `max_inflight` does not hold it, the PSN window does; one of more PSNs
 //! than that ([`WINDOW`]) is asked for but for its last, and for that when all before it is answered. A new READ needs a
-//! free entry of the read list (`max_rd_atomic`) and writes its SGEs there; a WQE with `fence` waits until no READ is
-//! outstanding.
+//! free entry of the read list (`max_rd_atomic`) and writes its SGEs there, those from the fifth on as words behind its
+//! request; a WQE with `fence` waits until no READ is outstanding.
 //! An atomic is a READ of 8 bytes in all of that, with its operands in the request (`contract::AtomicOperands`); it has
 //! exactly one SGE.
 //!
@@ -35,7 +35,7 @@
 //! finds the key gone. One per QP at most is under way.
 //!
 //! Inline data, one packet always, goes out by `words`, a word per clock from its packet on, in the order of `data`; and so
-//! do the SGEs from the fifth on, with each packet. The turn ends behind the last word: fetch, which reads ahead, leaves
+//! do the SGEs of a SEND or WRITE from the fifth on, with each packet. The turn ends behind the last word: fetch, which reads ahead, leaves
 //! the WQE alone until then, so nobody has to hold its slot while the packet waits for gather. That FIFO has room for the
 //! words of every packet that `data` has room for.
 //!
@@ -61,7 +61,9 @@
 //! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
 
 use crate::config::Config;
-use crate::flow::{self, Count, Event, Fault, Invalidation, Outer, PacketFields, TurnDone, Wake, WorkItem};
+use crate::flow::{
+    self, Count, Event, Fault, Invalidation, Outer, PacketFields, ReadListWrite, TurnDone, Wake, WorkItem,
+};
 use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
 use crate::qp::{
@@ -69,7 +71,7 @@ use crate::qp::{
     StateWrite, Tx, owed_address, psn_before,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
-use contract::ring::{AtomicOperandsBits, MAX_INLINE, MAX_SEND_SGE, SendWqeBits, SgeBits};
+use contract::ring::{AtomicOperandsBits, MAX_INLINE, MAX_SGE, SendWqeBits, SgeBits};
 use contract::{
     AsyncEvent, EventKind, Opcode, QpState, Reject, Syndrome, Transport, WcOpcode, WcStatus, WrOpcode,
 };
@@ -145,9 +147,9 @@ pub struct SegmentIo {
     /// Writes the record memory.
     #[output(StateShape { address: c.0.record_bits(), width: Record::total_width(&()) })]
     pub record_write: StateWrite,
-    /// Writes the read list: the SGEs of outstanding READs, the first lowest.
-    #[output(StateShape { address: c.0.read_bits(), width: c.0.sges * 128 })]
-    pub read_write: StateWrite,
+    /// Writes the read list: the SGEs of outstanding READs.
+    #[output(c.0.clone())]
+    pub read_list: ReadListWrite,
     /// Packets with (perhaps) payload, and the fence.
     #[source(c.0.clone())]
     pub data: Stream<flow::Segment>,
@@ -371,10 +373,10 @@ impl Module for Segment {
         let may_read = computed("may_read", reads.lt(rights.max_rd_atomic.extend(READS)));
         let fenced = computed("fenced", wqe.fence & fresh_now & reads.any());
         let final_wqe = computed("final_wqe", (tx.cursor_wqe + 1).eq(work.producer));
-        // SGEs that the stride holds; those of a READ have to fit the read list
+        // SGEs that the stride holds
         let stride = queues.sq_log_stride;
-        let sends = mux(stride.eq(7), lit(8, 6), mux(stride.eq(8), lit(8, 14), lit(8, MAX_SEND_SGE.into())));
-        let fit = mux(stride.le(6), lit(8, 2), mux(is_read, lit(8, c.sges.into()), sends));
+        let wide = mux(stride.eq(7), lit(8, 6), mux(stride.eq(8), lit(8, 14), lit(8, MAX_SGE.into())));
+        let fit = mux(stride.le(6), lit(8, 2), wide);
         let no_atomic = is_atomic & (wqe.num_sge.ne(1) | wqe.length.ne(8));
         let most_inline =
             mux(stride.le(6), lit(32, 32), mux(stride.eq(7), lit(32, 96), lit(32, MAX_INLINE.into())));
@@ -441,7 +443,9 @@ impl Module for Segment {
         let copied = reg_init("copied_words", index_width(c.inline_words()), 0);
         let further = wqe.num_sge.gt(u64::from(c.sges)) & !wqe.inline;
         let further = mux(further, wqe.num_sge - u64::from(c.sges), lit(8, 0)).bits(0, 5);
-        let copies = (deciding & does_send & (wqe.inline | further.any()) & wqe.length.any()).named("copies");
+        // those of a READ go to the read list, once
+        let brings = wqe.inline | (further.any() & (!is_read | fresh));
+        let copies = (deciding & does_send & brings & wqe.length.any()).named("copies");
         let size = mux(wqe.inline, wqe.length.bits(0, 8), cat(&[further.bits(0, 4), lit(4, 0)]));
         let behind = computed("last_word_byte", size + u64::from(32 % c.data_bytes) - 1);
         let at_last = copied.eq(behind.bits(c.lane_bits(), 8 - c.lane_bits()).resize(copied.width()));
@@ -455,7 +459,8 @@ impl Module for Segment {
         let fires = (acts & (!turn | io.done.ready)).named("fires");
         when(fires, || phase.set(0));
         let more = copies & !at_last;
-        inline.input.valid.set(more | (copies & fires));
+        let copies_word = (more | (copies & fires)).named("copies_word");
+        inline.input.valid.set(copies_word & !is_read);
         inline.input.data.set(io.inline_word);
         hdl::assert_always("inline_data_has_room", inline.input.ready | !inline.input.valid);
         when(more, || {
@@ -542,7 +547,7 @@ impl Module for Segment {
             responds: low(),
             again: low(),
             inline: wqe.inline,
-            more: further,
+            more: further & !is_read.repeat(5),
         };
         let owed = Owed {
             qp: work.qp,
@@ -649,9 +654,15 @@ impl Module for Segment {
         let new_read = (fires & fresh & does_send & is_read).named("new_read");
         let read_mask = (lit(READS, 1) << queues.read_log_size) - 1;
         let entry = queues.read_base + (tx.rd_next & read_mask).extend(16);
-        io.read_write.enable.set(new_read);
-        io.read_write.address.set(entry.bits(0, c.read_bits()));
-        io.read_write.data.set(cat(&sges));
+        io.read_list.assign(&ReadListWrite {
+            opens: new_read,
+            adds: copies_word & is_read,
+            entry: entry.bits(0, c.read_bits()),
+            sges: cat(&sges),
+            more: further.bits(0, 4),
+            index: copied,
+            word: io.inline_word,
+        });
 
         // the new word
         let next = Tx::wires(&(), "next_tx");

@@ -79,7 +79,7 @@ fn connected() -> (Arc<World>, End, End) {
 fn a_card_tells_its_limits_and_its_addresses() {
     let world = World::new(1);
     let context = world.open(0);
-    assert_eq!((context.attributes().max_qp, context.attributes().max_sge), (64, 4));
+    assert_eq!((context.attributes().max_qp, context.attributes().max_sge), (64, 8));
     assert_eq!(context.gids()[0], Ipv4Addr::new(10, 0, 0, 1).into());
     assert_eq!(context.gids()[1].to_string(), "fe80::ff:fe00:a");
     let port = context.device().port().expect("a port");
@@ -262,6 +262,33 @@ fn a_send_fills_the_posted_receive_and_completes_on_both_sides() {
     expected[1..4].copy_from_slice(&bytes[..3]);
     expected[100..163].copy_from_slice(&bytes[3..]);
     assert_eq!(target.to_vec(0..512).unwrap(), expected);
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_receive_of_up_to_eight_elements_takes_the_place_of_eight_and_leaves_none_of_an_older_one() {
+    let (world, a, b) = connected_with(|init| QpInit { max_recv_sge: 5, max_recv_wr: 2, ..init });
+    let source = a.pd.register((0..64u8).collect::<Vec<_>>(), Access::empty()).expect("heap");
+    let target = b.pd.allocate(64, Access::LOCAL_WRITE).expect("memfd");
+    let places: Vec<_> = (0..5).map(|i| target.sge(10 * i..10 * i + 3).unwrap()).collect();
+    // the ring goes round
+    for (id, count) in [(0, 5), (1, 1), (2, 2), (3, 5)] {
+        b.qp.post_recv(&[RecvWr::new(id, &places[..count])]).expect("room");
+        let part = [source.sge(0..3 * count).unwrap()];
+        a.qp.post_send(&[SendWr::send(id, &part).signaled()]).expect("room");
+        assert_eq!(b.received(), [(id, WcStatus::Success)]);
+        let mut expected = vec![0u8; 64];
+        (0..3 * count).for_each(|i| expected[i / 3 * 10 + i % 3] = i as u8);
+        assert_eq!(target.to_vec(0..64).unwrap(), expected);
+        target.write(0, &[0; 64]).unwrap();
+    }
+    let refused = b.qp.post_recv(&[RecvWr::new(4, &[places[0]; 6])]).expect_err("six");
+    assert!(refused.to_string().contains("SGEs = 6 is out of range; allowed: 0..=5"), "{refused}");
+    // three bytes of six: the second element of an older receive is not used
+    b.qp.post_recv(&[RecvWr::new(5, &places[..1])]).expect("room");
+    a.qp.post_send(&[SendWr::send(5, &[source.sge(0..6).unwrap()]).signaled()]).expect("room");
+    assert_eq!(b.received(), [(5, WcStatus::LocLenErr)]);
+    assert_eq!(target.to_vec(10..13).unwrap(), [0; 3]);
     world.assert_no_faults();
 }
 
@@ -640,7 +667,7 @@ fn sizes_are_checked_on_both_sides_of_each_limit() {
         QpInit { max_send_wr: 0, ..init },
         QpInit { max_recv_wr: Attributes::MAX_QP_WR + 1, ..init },
         QpInit { max_send_sge: 17, ..init },
-        QpInit { max_recv_sge: 5, ..init },
+        QpInit { max_recv_sge: 9, ..init },
         QpInit { max_inline: 65, ..init },
     ] {
         assert!(matches!(pd.create_qp(&bad), Err(Error::Range { .. })), "{bad:?}");
@@ -903,14 +930,20 @@ fn a_read_is_posted_only_where_it_can_be_executed() {
     let read = SendWr::read(1, &sge, from.addr(), from.rkey()).signaled();
     let refused = a.qp.post_send(&[read]).expect_err("a max_rd_atomic of 0");
     assert!(refused.to_string().contains("max_rd_atomic"), "{refused}");
-    // an inline READ, and a card that has none
+    // more SGEs than the card takes of a READ, an inline READ, and a card that has none
     let other = World::new(1);
     let context = other.open(0);
-    let end = End::new(&context, |init| QpInit { max_inline: 32, ..init });
+    let end = End::new(&context, |init| QpInit { max_send_sge: 16, max_inline: 32, ..init });
     let av = AddressVector::to(context.gids()[0]);
     end.qp
         .connect_with(&QpAttr { dest_qpn: 2, av, max_rd_atomic: 1, ..QpAttr::default() })
         .expect("connects");
+    for (count, fits) in [(8, true), (9, false)] {
+        let sges = vec![sge[0]; count];
+        let posted = end.qp.post_send(&[SendWr { sges: &sges, ..read }]).map_err(|error| error.to_string());
+        let text = "post_send: SGEs of a READ = 9 is out of range; allowed: 0..=8";
+        assert_eq!(posted, if fits { Ok(()) } else { Err(text.to_owned()) });
+    }
     assert!(matches!(
         end.qp.post_send(&[read.inline(&[1, 2, 3])]),
         Err(Error::Unsupported { what: "inline data of a READ or atomic", .. })

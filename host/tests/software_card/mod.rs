@@ -240,7 +240,7 @@ impl Card {
             reg::MSIX_VECTORS => VECTORS.into(),
             reg::DOORBELL_STRIDE => STRIDE,
             reg::DOORBELL_PAGES => 64,
-            reg::MAX_SGE => 4,
+            reg::MAX_SGE => 8,
             reg::MAX_SEND_SGE => 16,
             reg::MAX_INLINE => 64,
             reg::RECORD_COUNT => RECORDS.into(),

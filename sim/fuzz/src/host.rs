@@ -37,14 +37,16 @@ pub const CQS: usize = 0x4000;
 pub const CQ_LOG: u8 = 4;
 /// Send queue of QP n at `SQS + n * 0x800`.
 pub const SQS: usize = 0x8000;
-/// Receive queue of QP n at `RQS + n * 0x400`.
+/// Receive queue of QP n at `RQS + n * 0x1000`.
 pub const RQS: usize = 0xc000;
 /// log2 of the entries of each.
 pub const QUEUE_LOG: u8 = 4;
 /// log2 of the bytes of a send WQE.
 pub const SQ_STRIDE_LOG: u8 = 7;
-/// log2 of the bytes of a receive WQE.
-pub const RQ_STRIDE_LOG: u8 = 6;
+/// log2 of the bytes of a receive WQE of this QP: four SGEs, or sixteen.
+pub const fn rq_stride_log(qpn: u32) -> u8 {
+    if qpn == 2 { 8 } else { 6 }
+}
 
 /// A memory region.
 pub struct Region {
@@ -201,7 +203,7 @@ mod tests {
         places.extend([COMMANDS..COMMANDS + 0x1000, RESPONSES..RESPONSES + 0x1000, EVENTS..EVENTS + 0x400]);
         places.extend((0..3).map(|n| CQS + n * 0x800..CQS + (n + 1) * 0x800));
         places.extend((1..4).map(|n| SQS + n * 0x800..SQS + (n + 1) * 0x800));
-        places.extend((1..4).map(|n| RQS + n * 0x400..RQS + (n + 1) * 0x400));
+        places.extend((1..4).map(|n| RQS + n * 0x1000..RQS + (n + 1) * 0x1000));
         places.sort_by_key(|range| range.start);
         assert!(places.windows(2).all(|pair| pair[0].end <= pair[1].start), "{places:x?}");
     }

@@ -22,7 +22,7 @@ use crate::{
     frame::{self, Aim, Golden},
     host::{
         ALL, COMMANDS, COMMANDS_LOG, CQ_LOG, CQS, EVENTS, EVENTS_LOG, FOREIGN, HALF, HIGH, Half, HostMemory,
-        LOW, OPEN, QUEUE_LOG, REGIONS, RESPONSES, RQ_STRIDE_LOG, RQS, SQ_STRIDE_LOG, SQS,
+        LOW, OPEN, QUEUE_LOG, REGIONS, RESPONSES, RQS, SQ_STRIDE_LOG, SQS, rq_stride_log,
     },
     input::{Action, MOST, actions},
 };
@@ -358,12 +358,14 @@ impl Machine {
         Ok(valid(&self.memory).then(|| CommandResponse::read(&bytes)).flatten())
     }
 
+    /// A longer list repeats these four SGEs.
     fn post_receive(&mut self, qpn: u32, wqe: &[u8; 64], ring: bool) {
         let queue = &mut self.queues[qpn as usize];
-        let slot = (usize::from(queue.receives) % (1 << QUEUE_LOG)) << RQ_STRIDE_LOG;
+        let stride = 1 << rq_stride_log(qpn);
+        let slot = usize::from(queue.receives) % (1 << QUEUE_LOG) * stride;
         queue.receives = queue.receives.wrapping_add(1);
         let producer = queue.receives;
-        self.memory.put(RQS + qpn as usize * 0x400 + slot, wqe);
+        self.memory.put(RQS + qpn as usize * 0x1000 + slot, &wqe.repeat(stride / 64));
         if ring {
             self.ring(page(qpn), doorbell::RQ_OFFSET, u64::from(qpn) | u64::from(producer) << 32);
         }
@@ -1024,11 +1026,11 @@ fn context(qpn: u32, state: QpState) -> QpContext {
         },
         queues: QpQueues {
             sq_base: LOW + (SQS + qpn as usize * 0x800) as u64,
-            rq_base: LOW + (RQS + qpn as usize * 0x400) as u64,
+            rq_base: LOW + (RQS + qpn as usize * 0x1000) as u64,
             sq_log_depth: QUEUE_LOG,
             sq_log_stride: SQ_STRIDE_LOG,
             rq_log_depth: QUEUE_LOG,
-            rq_log_stride: RQ_STRIDE_LOG,
+            rq_log_stride: rq_stride_log(qpn),
             send_cqn: if qpn == 3 { 2 } else { 0 },
             recv_cqn: if qpn == 3 { 2 } else { 1 },
             record_base: (qpn << share) as u16,

@@ -4,11 +4,12 @@
 //! memory of each host:  sources, 32 KiB a pair, random | landings, one behind the other with gaps | a counter per pair
 //! ```
 //! In: pairs of QPs, and how many work requests each end posts: WRITEs, SENDs, READs, fetch and adds, of 0 to 6000 bytes,
-//! from the seed. Out: the status of each, when the last came, and a judgement of all of both memories: what
-//! completed with success is there, what did not is there or not, byte by byte, and nothing else has changed.
+//! from the seed; receives and READs in one to ten pieces. Out: the status of each, when the last came, and a judgement of
+//! all of both memories: what completed with success is there, what did not is there or not, byte by byte, and nothing
+//! else has changed.
 #![allow(dead_code)]
 
-use host::{Completion, Qp, QpAttr, QpInit, RecvWr, SendWr, WcStatus};
+use host::{Completion, Qp, QpAttr, QpInit, RecvWr, SendWr, WcStatus, qp::Sge};
 use sim::{
     backend::{lock, pass},
     story::{Host, MEMORY, MS, Story, usual},
@@ -74,6 +75,15 @@ pub struct Round {
     pub last: u64,
 }
 
+impl Work {
+    /// Where it lands, in one to ten pieces.
+    fn landing(&self, host: &Host, number: usize) -> Vec<Sge> {
+        let count = 1 + number % 10;
+        let cut = |i: usize| self.to + self.length * i / count;
+        (0..count).map(|i| host.memory.sge(cut(i)..cut(i + 1)).expect("a landing")).collect()
+    }
+}
+
 impl Crowd {
     /// Starts both cards and fills the sources.
     pub fn start(story: &mut Story) -> Crowd {
@@ -90,7 +100,7 @@ impl Crowd {
         let psn = [story.below(1 << 24) as u32, story.below(1 << 24) as u32];
         let qps = [0, 1].map(|side| {
             let host = &self.hosts[side];
-            let init = QpInit { max_send_sge: 4, max_recv_sge: 4, ..QpInit::rc(&host.cq, &host.cq) };
+            let init = QpInit { max_send_sge: 10, max_recv_sge: 10, ..QpInit::rc(&host.cq, &host.cq) };
             host.pd.create_qp(&init).unwrap_or_else(|error| panic!("create a QP: {error}"))
         });
         for side in [0, 1] {
@@ -142,8 +152,8 @@ impl Crowd {
         }
         for (number, work) in works.iter().enumerate().filter(|(_, work)| work.kind == Kind::Send) {
             let host = &self.hosts[1 - work.side];
-            let sge = [host.memory.sge(work.to..work.to + work.length).expect("a landing")];
-            let list = [RecvWr::new(RECEIVE + number as u64, &sge)];
+            let sges = work.landing(host, number);
+            let list = [RecvWr::new(RECEIVE + number as u64, &sges)];
             pairs[work.pair].0[1 - work.side].post_recv(&list).expect("post a receive");
         }
         for (number, work) in works.iter().enumerate() {
@@ -155,15 +165,18 @@ impl Crowd {
     fn post(&self, number: u64, work: &Work, pair: &Pair) {
         let Work { kind, side, from, length, to, .. } = *work;
         let (host, other) = (&self.hosts[side], &self.hosts[1 - side]);
-        let local = if matches!(kind, Kind::Write | Kind::Send) { from } else { to };
-        let sge = [host.memory.sge(local..local + length).expect("a range of the region")];
+        let sges = match kind {
+            Kind::Write | Kind::Send => vec![host.memory.sge(from..from + length).expect("a source")],
+            Kind::Read => work.landing(host, number as usize),
+            Kind::FetchAdd => vec![host.memory.sge(to..to + length).expect("a landing")],
+        };
         let (base, rkey) = (other.memory.addr(), other.memory.rkey());
         let wr = match kind {
-            Kind::Write => SendWr::write(number, &sge, base + to as u64, rkey),
-            Kind::Send => SendWr::send(number, &sge),
-            Kind::Read => SendWr::read(number, &sge, base + from as u64, rkey),
+            Kind::Write => SendWr::write(number, &sges, base + to as u64, rkey),
+            Kind::Send => SendWr::send(number, &sges),
+            Kind::Read => SendWr::read(number, &sges, base + from as u64, rkey),
             Kind::FetchAdd => {
-                SendWr::fetch_add(number, &sge, base + counter(work.pair, side) as u64, rkey, 1)
+                SendWr::fetch_add(number, &sges, base + counter(work.pair, side) as u64, rkey, 1)
             }
         };
         pair.0[side].post_send(&[wr.signaled()]).unwrap_or_else(|error| panic!("post: {error}"));

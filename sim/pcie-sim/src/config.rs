@@ -10,7 +10,7 @@
 //! | 0x40 | power management, D0 and D3hot |
 //! | 0x60 | PCI Express capability version 2, endpoint with FLR, extended tags, MPS up to 512 |
 //! | 0xa0 | MSI-X, table and PBA in BAR4 |
-//! | 0x100 | no extended capability |
+//! | 0x100 | advanced error reporting: status, mask and severity keep their values through FLR |
 
 use std::fmt::Write as _;
 use thiserror::Error;
@@ -32,6 +32,16 @@ const DEVSTA: usize = PCIE + 0x0a;
 const LNKCTL: usize = PCIE + 0x10;
 const DEVCTL2: usize = PCIE + 0x28;
 const MSIX: usize = 0xa0;
+const AER: usize = 0x100;
+/// Bytes of the capability without the root's registers.
+const AER_BYTES: usize = 0x2c;
+/// What the function can detect beyond its link: poisoned TLP, completion timeout, unexpected completion, receiver overflow,
+/// malformed TLP, unsupported request.
+const UNCORRECTABLE: u32 = 1 << 12 | 1 << 14 | 1 << 16 | 1 << 17 | 1 << 18 | 1 << 20;
+/// Of these and of the link's own, the fatal ones.
+const FATAL: u32 = 1 << 4 | 1 << 5 | 1 << 13 | 1 << 17 | 1 << 18;
+/// An uncorrectable error that is merely told of.
+const ADVISORY: u32 = 1 << 13;
 
 /// Sizes and counts of the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,6 +213,9 @@ impl ConfigSpace {
             requester: 0,
             flr: false,
         };
+        // What a power cycle sets and FLR leaves alone.
+        space.set32(AER + 0x0c, FATAL);
+        space.set32(AER + 0x14, ADVISORY);
         space.reset();
         Ok(space)
     }
@@ -223,9 +236,11 @@ impl ConfigSpace {
         u32::from_le_bytes([self.value[at], self.value[at + 1], self.value[at + 2], self.value[at + 3]])
     }
 
-    /// Sets every register to its reset value: what FLR does. The captured requester ID stays with the link.
+    /// Sets every register to its reset value: what FLR does. The captured requester ID stays with the link, and so do
+    /// the errors told.
     pub fn reset(&mut self) {
         let endpoint = self.endpoint.clone();
+        let sticky = self.value[AER..AER + AER_BYTES].to_vec();
         self.value.fill(0);
         self.writable.fill(0);
         self.clears.fill(0);
@@ -282,6 +297,14 @@ impl ConfigSpace {
         self.mask16(MSIX + 2, 1 << 14 | 1 << 15);
         self.set32(MSIX + 4, 4);
         self.set32(MSIX + 8, endpoint.pending_offset | 4);
+        // Advanced error reporting, version 2, the last extended capability; no ECRC.
+        self.value[AER..AER + AER_BYTES].copy_from_slice(&sticky);
+        self.set32(AER, 1 | 2 << 16);
+        self.clears[AER + 4..AER + 8].copy_from_slice(&UNCORRECTABLE.to_le_bytes());
+        self.clears[AER + 0x10..AER + 0x14].copy_from_slice(&ADVISORY.to_le_bytes());
+        for (at, mask) in [(0x08, UNCORRECTABLE), (0x0c, UNCORRECTABLE), (0x14, ADVISORY)] {
+            self.writable[AER + at..AER + at + 4].copy_from_slice(&mask.to_le_bytes());
+        }
     }
 
     /// The sizes this endpoint was made with.
@@ -338,16 +361,22 @@ impl ConfigSpace {
 
     /// Records an error in the status registers.
     pub fn record(&mut self, error: ErrorStatus) {
-        let (devsta, status) = match error {
-            ErrorStatus::UnsupportedRequest => (1 << 3, 0),
-            ErrorStatus::PoisonedReceived => (1 << 1, 1 << 7),
-            ErrorStatus::MasterData if self.value[COMMAND] & 1 << 6 != 0 => (0, 1),
-            ErrorStatus::MasterData => (0, 0),
-            ErrorStatus::NonFatal => (1 << 1, 0),
-            ErrorStatus::Fatal => (1 << 2, 0),
+        let (devsta, status, uncorrectable) = match error {
+            ErrorStatus::UnsupportedRequest => (1 << 3, 0, 1 << 20),
+            ErrorStatus::PoisonedReceived => (1 << 1, 1 << 7, 1 << 12),
+            ErrorStatus::MasterData if self.value[COMMAND] & 1 << 6 != 0 => (0, 1, 0),
+            ErrorStatus::MasterData => (0, 0, 0),
+            ErrorStatus::NonFatal => (1 << 1, 0, 1 << 14),
+            ErrorStatus::Fatal => (1 << 2, 0, 1 << 18),
         };
         self.value[DEVSTA] |= devsta;
         self.value[STATUS + 1] |= status;
+        let told = self.get32(AER + 4);
+        if told == 0 && uncorrectable != 0 {
+            // the first error pointer
+            self.value[AER + 0x18] = u32::trailing_zeros(uncorrectable) as u8;
+        }
+        self.set32(AER + 4, told | uncorrectable);
     }
 
     /// Where a BAR is (0, 2 or 4) and its bytes; `None` for any other number.
@@ -537,6 +566,25 @@ mod tests {
         assert_eq!(s.bar(0), Some((0, 64 << 10)));
         assert!(!s.sideband(true).bus_master);
         assert_eq!(s.sideband(true).requester, 0x0100, "the link keeps the captured ID");
+    }
+
+    #[test]
+    fn errors_are_told_of_until_cleared_whatever_is_reset_meanwhile() {
+        let mut s = space();
+        assert_eq!(read32(&s, AER), 0x0002_0001, "the only extended capability");
+        assert_eq!(
+            (read32(&s, AER + 4), read32(&s, AER + 0x0c), read32(&s, AER + 0x14)),
+            (0, FATAL, ADVISORY)
+        );
+        s.record(ErrorStatus::UnsupportedRequest);
+        s.record(ErrorStatus::PoisonedReceived);
+        s.write(AER + 8, &[0xff; 4]);
+        s.write(DEVCTL, &[0, 0x80]);
+        assert_eq!(read32(&s, AER + 4), 1 << 20 | 1 << 12);
+        assert_eq!(read32(&s, AER + 0x18), 20, "the first was the unsupported request");
+        assert_eq!(read32(&s, AER + 8), UNCORRECTABLE, "the mask that was written");
+        s.write(AER + 4, &(1u32 << 20).to_le_bytes());
+        assert_eq!(read32(&s, AER + 4), 1 << 12);
     }
 
     #[test]

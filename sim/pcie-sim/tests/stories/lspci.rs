@@ -37,6 +37,7 @@ fn lspci_reads_the_same_device() {
         "MSI-X: Enable- Count=32 Masked-",
         "Vector table: BAR=4 offset=00000000",
         "PBA: BAR=4 offset=00008000",
+        "Capabilities: [100 v2] Advanced Error Reporting",
     ] {
         assert!(text.contains(wanted), "lspci does not say {wanted:?}:\n{text}");
     }

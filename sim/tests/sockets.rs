@@ -256,6 +256,21 @@ fn clients_that_speak_nonsense_are_hung_up_on_or_refused_and_nobody_else_notices
 }
 
 #[test]
+fn the_version_is_the_clients_up_to_0_1() {
+    use std::io::{Read, Write};
+    let (server, _folder) = serve(1);
+    for (asked, given) in [(0u8, 0u8), (1, 1), (7, 1)] {
+        let mut stream = UnixStream::connect(&server.sockets()[0]).expect("connects");
+        stream.set_read_timeout(Some(SOON)).expect("set");
+        let hello = [9, 0, 1, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, asked, 0];
+        stream.write_all(&hello).expect("sent");
+        let mut reply = [0; 20];
+        stream.read_exact(&mut reply).expect("an answer");
+        assert_eq!((reply[8], &reply[16..]), (1, &[0, 0, given, 0][..]), "asked for 0.{asked}");
+    }
+}
+
+#[test]
 fn a_flood_of_writes_is_taken_in_order_and_bounded() {
     let (server, _folder) = serve(2);
     let (flood, calm) = (connect(&server, 0), connect(&server, 1));

@@ -345,11 +345,12 @@ impl Client<'_> {
         let mut fields = Fields(&message.body);
         match message.command {
             VERSION => {
-                let major = u16::from_ne_bytes(fields.take()?);
+                let (major, minor) = (u16::from_ne_bytes(fields.take()?), u16::from_ne_bytes(fields.take()?));
                 if major != 0 {
                     return Err(invalid("this server speaks version 0 of vfio-user"));
                 }
-                let mut body = words(&[0x0001_0000]);
+                // 0.1 at most, and never more than the client: QEMU knows 0.0 and refuses a later one
+                let mut body = words(&[u32::from(minor.min(1)) << 16]);
                 let text = format!(
                     r#"{{"capabilities":{{"max_msg_fds":{DESCRIPTORS},"max_data_xfer_size":{LONGEST},"migration":{{"pgsize":4096}}}}}}"#
                 );

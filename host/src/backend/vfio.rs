@@ -20,7 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use vfio_bindings::bindings::vfio as vfio_sys;
-use vfio_ioctls::{VfioContainer, VfioDevice, VfioOps};
+use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioOps};
 use vmm_sys_util::eventfd::EventFd;
 
 /// VFIO_DEVICE_RESET and VFIO_IOMMU_GET_INFO: `_IO(';', 100 + 11)` and `_IO(';', 100 + 12)`.
@@ -30,10 +30,11 @@ const IOMMU_GET_INFO: libc::c_ulong = 0x3b70;
 /// A PCI function bound to vfio-pci.
 pub struct Vfio {
     name: String,
-    device: VfioDevice,
-    container: Arc<VfioContainer>,
+    // dropped in this order: a mapped BAR keeps the device open, an open device its group, which then cannot leave the container
     registers: MmapRaw,
     doorbells: MmapRaw,
+    device: VfioDevice,
+    container: Arc<VfioContainer>,
     ranges: Vec<RangeInclusive<u64>>,
 }
 
@@ -56,13 +57,13 @@ impl Vfio {
         if driver.as_deref().and_then(|link| link.file_name()).is_none_or(|name| name != "vfio-pci") {
             return Err(io::Error::other(format!("PCI function {address} is not bound to vfio-pci")));
         }
-        let container = Arc::new(VfioContainer::new(None).map_err(io::Error::other)?);
+        let container = Arc::new(VfioContainer::new(None).map_err(refused_open)?);
         let device =
-            VfioDevice::new(&path, container.clone() as Arc<dyn VfioOps>, false).map_err(io::Error::other)?;
+            VfioDevice::new(&path, container.clone() as Arc<dyn VfioOps>, false).map_err(refused_open)?;
         let ranges = iova_ranges(&container)?;
         let registers = map_bar(&device, Bar::Registers)?;
         let doorbells = map_bar(&device, Bar::Doorbells)?;
-        Ok(Vfio { name: name.to_owned(), device, container, registers, doorbells, ranges })
+        Ok(Vfio { name: name.to_owned(), registers, doorbells, device, container, ranges })
     }
 
     fn at(&self, bar: Bar, offset: u64, size: usize) -> io::Result<*mut u8> {
@@ -114,6 +115,53 @@ fn iova_ranges(container: &VfioContainer) -> io::Result<Vec<RangeInclusive<u64>>
         return Err(io::Error::last_os_error());
     }
     Ok(parse_iova_ranges(&info))
+}
+
+/// Why a group or its container was refused, where the kernel's word is no explanation.
+fn refused_open(error: VfioError) -> io::Error {
+    match error {
+        VfioError::VfioExtension | VfioError::VfioType1V2 => {
+            io::Error::other("the kernel's VFIO knows no type 1 IOMMU (modprobe vfio_iommu_type1)")
+        }
+        VfioError::GroupViable => io::Error::other(
+            "other functions of its IOMMU group belong to the kernel; bind them to vfio-pci too, or use another slot",
+        ),
+        VfioError::OpenGroup(error, group) if error.raw_os_error() == Some(libc::EBUSY) => {
+            io::Error::new(error.kind(), format!("another process holds it (/dev/vfio/{group} is busy)"))
+        }
+        other => io::Error::other(other),
+    }
+}
+
+/// How many bytes this process may lock (RLIMIT_MEMLOCK); `None`: any number.
+pub fn memlock() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    const IPC_LOCK: u64 = 1 << 14;
+    if effective & IPC_LOCK != 0 {
+        return None;
+    }
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+/// Why the kernel did not map memory, and what to do: `limit` is [`memlock`]'s.
+fn refused_map(errno: i32, limit: Option<u64>, length: u64) -> io::Error {
+    match (errno, limit) {
+        (libc::ENOMEM, Some(limit)) => io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            format!(
+                "the limit of locked memory, RLIMIT_MEMLOCK, is {limit} bytes, and {length} more exceed it; raise it \
+                 (`ulimit -l`, limits.conf, or LimitMEMLOCK= of a service)"
+            ),
+        ),
+        (libc::ENOSPC, _) => io::Error::new(
+            io::ErrorKind::OutOfMemory,
+            "the kernel keeps no more mappings for this card; register fewer and larger regions, or raise \
+             dma_entry_limit of vfio_iommu_type1",
+        ),
+        (errno, _) => io::Error::from_raw_os_error(errno),
+    }
 }
 
 /// The IOVA ranges capability of a `vfio_iommu_type1_info` with its capability chain. Without one (kernels before
@@ -193,8 +241,9 @@ impl Backend for Vfio {
     unsafe fn map(&self, iova: u64, memory: &Memory<'_>) -> io::Result<()> {
         let length = usize::try_from(memory.length).map_err(io::Error::other)?;
         // SAFETY: the caller keeps the memory mapped, and used through raw pointers only, until unmap
-        unsafe { self.container.vfio_dma_map(iova, length, memory.address) }.map_err(|error| {
-            io::Error::other(format!("{error}; if memory may not be locked, raise `ulimit -l`"))
+        unsafe { self.container.vfio_dma_map(iova, length, memory.address) }.map_err(|error| match error {
+            VfioError::IommuDmaMap(error) => refused_map(error.errno(), memlock(), memory.length),
+            other => io::Error::other(other),
         })
     }
 
@@ -281,6 +330,31 @@ mod tests {
         let mut cut = info(2, &capability(1, 0, &[(0x20_0000, 0x2f_ffff), (0x40_0000, 0x4f_ffff)]));
         cut.truncate(cut.len() - 4);
         assert_eq!(parse_iova_ranges(&cut), [0x20_0000..=0x2f_ffff]);
+    }
+
+    #[test]
+    fn a_group_that_is_refused_is_explained() {
+        let busy = VfioError::OpenGroup(io::Error::from_raw_os_error(libc::EBUSY), "7".to_owned());
+        for (error, part) in [
+            (busy, "another process holds it (/dev/vfio/7"),
+            (VfioError::GroupViable, "bind them to vfio-pci"),
+            (VfioError::VfioExtension, "modprobe vfio_iommu_type1"),
+        ] {
+            let text = refused_open(error).to_string();
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_that_may_not_be_locked_is_an_error_that_names_the_limit_and_the_remedy() {
+        let text = refused_map(libc::ENOMEM, Some(65_536), 4096).to_string();
+        for part in ["RLIMIT_MEMLOCK", "65536 bytes", "4096", "ulimit -l"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        // a process that may lock anything has too little memory
+        assert_eq!(refused_map(libc::ENOMEM, None, 4096).raw_os_error(), Some(libc::ENOMEM));
+        assert!(refused_map(libc::ENOSPC, None, 4096).to_string().contains("dma_entry_limit"));
+        assert_eq!(refused_map(libc::EFAULT, Some(0), 4096).raw_os_error(), Some(libc::EFAULT));
     }
 
     #[test]

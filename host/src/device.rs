@@ -112,6 +112,31 @@ impl DeviceAddress {
     }
 }
 
+impl DeviceAddress {
+    /// The way to the card, without a look at what it is.
+    ///
+    /// # Errors
+    /// No card there, no permission, or held by another process.
+    pub fn connect(&self) -> Result<Arc<dyn Backend>> {
+        let name = self.to_string();
+        let failed = |path: PathBuf, remedy| {
+            let name = name.clone();
+            move |source| Error::Open { name, path, source, remedy }
+        };
+        Ok(match self {
+            DeviceAddress::Sim { path, .. } => {
+                let remedy = "start `verbena sim`, or end the process that holds the card";
+                Arc::new(VfioUser::connect(&name, path).map_err(failed(path.clone(), remedy))?)
+            }
+            DeviceAddress::Vfio(function) => {
+                let remedy = "bind it to vfio-pci and give this user its /dev/vfio group";
+                let path = crate::backend::vfio::sysfs_path(function);
+                Arc::new(Vfio::open(&name, function).map_err(failed(path, remedy))?)
+            }
+        })
+    }
+}
+
 impl FromStr for DeviceAddress {
     type Err = Error;
     fn from_str(text: &str) -> Result<DeviceAddress> {
@@ -254,23 +279,7 @@ impl Device {
     /// # Errors
     /// No card there, no permission, held by another process, or another contract.
     pub fn open(address: &DeviceAddress) -> Result<Device> {
-        let name = address.to_string();
-        let failed = |path: PathBuf, remedy| {
-            let name = name.clone();
-            move |source| Error::Open { name, path, source, remedy }
-        };
-        let backend: Arc<dyn Backend> = match address {
-            DeviceAddress::Sim { path, .. } => {
-                let remedy = "start `verbena sim`, or end the process that holds the card";
-                Arc::new(VfioUser::connect(&name, path).map_err(failed(path.clone(), remedy))?)
-            }
-            DeviceAddress::Vfio(function) => {
-                let remedy = "bind it to vfio-pci and give this user its /dev/vfio group";
-                let path = crate::backend::vfio::sysfs_path(function);
-                Arc::new(Vfio::open(&name, function).map_err(failed(path, remedy))?)
-            }
-        };
-        Self::new(backend)
+        Self::new(address.connect()?)
     }
 
     /// Checks the card behind a backend: PCI ID, magic, contract version, layout hash; reads its limits.

@@ -4,6 +4,7 @@
 //! verbena devinfo | counters      what the cards say of themselves
 //! verbena ping                    two processes, messages back and forth
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
+//! verbena selftest                whether cards, machine and driver do what they promise
 //! verbena sim                     simulated cards for other processes
 //! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
 //! ```
@@ -17,6 +18,7 @@ mod demo;
 mod info;
 mod mover;
 mod ping;
+mod selftest;
 #[cfg(feature = "sim")]
 mod sim;
 
@@ -40,6 +42,8 @@ enum Command {
     Ping(ping::PingArgs),
     /// Move a file from one process to another by RDMA.
     Move(mover::MoveArgs),
+    /// Check cards, machine and driver together: registers, DMA, interrupts, reset, a killed process, unmapped memory.
+    Selftest(selftest::SelftestArgs),
     /// Simulate one or two cards on a wire, for other processes.
     #[cfg(feature = "sim")]
     Sim(sim::SimArgs),
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Command::Counters(args) => info::counters(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Move(args) => mover::run(&args),
+        Command::Selftest(args) => selftest::run(&args),
         #[cfg(feature = "sim")]
         Command::Sim(args) => sim::run(&args),
         #[cfg(feature = "sim")]
@@ -81,10 +86,21 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("verbena: {error:#}");
+            eprintln!("verbena: {}", words(&error));
             ExitCode::from(exit_code(&error))
         }
     }
+}
+
+/// An error and its causes, each said once: the driver's errors quote theirs.
+fn words(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| {
+        match (text.is_empty(), text.contains(&cause)) {
+            (true, _) => cause,
+            (_, true) => text,
+            _ => text + ": " + &cause,
+        }
+    })
 }
 
 /// The exit code of an error: what the driver's own errors say, 1 for all others.

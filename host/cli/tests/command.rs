@@ -187,6 +187,8 @@ fn failures_have_their_exit_codes() {
     let code = |arguments: &[&str]| verbena(empty.path(), arguments).output().expect("runs").status.code();
     assert_eq!(code(&["devinfo"]), Some(3), "no card");
     assert_eq!(code(&["devinfo", "--device", "sim:card9"]), Some(3), "no such card");
+    let output = verbena(empty.path(), &["devinfo", "--device", "sim:card9"]).output().expect("runs");
+    assert_eq!(text(&output.stderr).matches("No such file").count(), 1, "{}", text(&output.stderr));
     assert_eq!(code(&["devinfo", "--device", "card9"]), Some(2), "no device address");
     assert_eq!(code(&["ping"]), Some(2), "neither side");
     let missing = ["move", "--connect", "127.0.0.1:1", "--file", "/does/not/exist"];

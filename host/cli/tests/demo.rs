@@ -146,6 +146,45 @@ fn a_simulation_tells_its_sockets_serves_and_ends_cleanly_at_sigterm() {
     assert_eq!(bytes[..4], [0x0a, 0x0d, 0x0d, 0x0a], "a section header");
 }
 
+/// A simulation of two cards in a folder of its own.
+fn simulate(folder: &Path, arguments: &[&str]) -> Sim {
+    let mut command = verbena(&["sim"]);
+    command.args(arguments).env("VERBENA_RUN", folder).stdout(Stdio::piped());
+    let mut sim = Sim(command.spawn().expect("starts"));
+    let mut lines = BufReader::new(sim.0.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "ready"), "it ended before it was ready");
+    sim
+}
+
+/// The outcome of a self-test, and its exit code.
+fn selftest(folder: &Path, arguments: &[&str]) -> (Value, Option<i32>) {
+    let mut command = verbena(&["selftest", "--json"]);
+    let output = command.args(arguments).env("VERBENA_RUN", folder).output().expect("runs");
+    eprintln!("{}{}", text(&output.stdout), text(&output.stderr));
+    (serde_json::from_slice(&output.stdout).expect("JSON"), output.status.code())
+}
+
+#[test]
+fn two_simulated_cards_pass_every_check_of_the_selftest() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _sim = simulate(folder.path(), &[]);
+    let (result, code) = selftest(folder.path(), &[]);
+    let counts = [&result["ok"], &result["failed"], &result["left_out"]].map(|count| count.as_u64());
+    assert_eq!((counts, code), ([Some(9), Some(0), Some(0)], Some(0)));
+}
+
+#[test]
+fn a_dead_wire_fails_the_checks_that_use_it_and_one_card_leaves_them_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _sim = simulate(folder.path(), &["--loss", "100%"]);
+    let (result, code) = selftest(folder.path(), &["--only", "registers", "--only", "dma"]);
+    assert_eq!((result["ok"].as_u64(), result["failed"].as_u64(), code), (Some(1), Some(1), Some(1)));
+    assert_eq!(result["checks"][1]["verdict"], "FAILED");
+    assert!(result["checks"][1]["detail"].as_str().expect("words").contains("RetryExcErr"), "{result}");
+    let (result, code) = selftest(folder.path(), &["--device", "sim:card1"]);
+    assert_eq!((result["ok"].as_u64(), result["left_out"].as_u64(), code), (Some(3), Some(6), Some(0)));
+}
+
 #[test]
 fn a_live_capture_is_alone_on_stdout() {
     let folder = tempfile::tempdir().expect("a folder");

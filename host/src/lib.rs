@@ -49,7 +49,7 @@ pub use context::{Context, GidEntry, MAX_GIDS, Options};
 pub use contract::verbs::{AsyncEvent, PathMtu, QpState, Transport, WcOpcode, WcStatus};
 pub use contract::{Reject, StageCounter};
 pub use cq::{Completion, Cq};
-pub use device::{Atomicity, Attributes, Device, DeviceAddress, PortAttributes, run_directory};
+pub use device::{Atomicity, Attributes, Device, DeviceAddress, PCI_ID, PortAttributes, run_directory};
 pub use error::{Error, Kind, Result};
 pub use event::{AsyncNotice, CompChannel, CqEvent};
 pub use mr::{Access, Mr, Pd, Registrable};

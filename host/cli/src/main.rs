@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! verbena devinfo | counters      what the cards say of themselves
+//! verbena doctor                  what keeps a card from being used, and what to do
 //! verbena ping                    two processes, messages back and forth
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
@@ -15,6 +16,7 @@
 mod connection;
 #[cfg(feature = "sim")]
 mod demo;
+mod doctor;
 mod info;
 mod mover;
 mod ping;
@@ -38,6 +40,8 @@ enum Command {
     Devinfo(info::DevinfoArgs),
     /// Show every reject and stage counter with what it means.
     Counters(info::CountersArgs),
+    /// Look for what keeps a card from being used here, and tell what to do.
+    Doctor(doctor::DoctorArgs),
     /// Send messages back and forth between two processes and time them.
     Ping(ping::PingArgs),
     /// Move a file from one process to another by RDMA.
@@ -71,6 +75,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Devinfo(args) => info::devinfo(&args),
         Command::Counters(args) => info::counters(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Ping(args) => ping::run(&args),
         Command::Move(args) => mover::run(&args),
         Command::Selftest(args) => selftest::run(&args),

@@ -247,7 +247,7 @@ fn enter(root: &Path, work: &str) -> Result<()> {
 }
 
 /// The first Debian mirror that apt knows here.
-fn apt_sources() -> Option<String> {
+pub fn apt_sources() -> Option<String> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(folder) = fs::read_dir("/etc/apt/sources.list.d") {
         files.extend(folder.flatten().map(|entry| entry.path()));

@@ -27,6 +27,7 @@ mod story;
 mod synth;
 mod test;
 mod tools;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -63,6 +64,7 @@ pub const TASKS: &[Task] = &[
     fuzz::TASK,
     soak::TASK,
     mutants::TASK,
+    vm::TASK,
     fresh::TASK,
 ];
 

@@ -10,7 +10,7 @@ use hdl::index_width;
 pub struct Config {
     /// Name of the configuration, part of the top module's name.
     pub name: &'static str,
-    /// Bytes per beat of the frame and TLP streams: 8 (10 GbE) or 64 (100 GbE).
+    /// Bytes per beat of the frame and TLP streams: 8 (10 GbE, XGMII) or 64 (100 GbE, CMAC).
     pub data_bytes: u32,
     /// Queue pairs (power of two). QPN = index.
     pub qps: u32,
@@ -99,9 +99,29 @@ impl Config {
             completion_timeout_ticks: 5_000_000,
         }
     }
+    /// 512 bit at 250 MHz: 100 GbE, 64 QPs.
+    pub fn full() -> Config {
+        Config {
+            name: "full",
+            data_bytes: 64,
+            read_tags: 256,
+            // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
+            cplh: 256,
+            cpld: 2048,
+            packet_buffer_bytes: 1 << 17,
+            transmit_buffer_bytes: 1 << 16,
+            // 1.1 microseconds of packets, one per 4.5 clocks
+            transmit_slots: 64,
+            ..Config::small()
+        }
+    }
     /// The configuration of that name.
     pub fn by_name(name: &str) -> Option<Config> {
-        [Config::small()].into_iter().find(|c| c.name == name)
+        [Config::small(), Config::full()].into_iter().find(|c| c.name == name)
+    }
+    /// Bytes of FCS at the end of a frame from the mac: the CMAC keeps them to itself.
+    pub fn fcs_bytes(&self) -> u32 {
+        if self.data_bytes == 8 { 4 } else { 0 }
     }
     /// Bits of a beat.
     pub fn data_bits(&self) -> u32 {
@@ -209,6 +229,13 @@ impl Config {
         }
         if self.read_tags > 256 {
             return Err(format!("config `{}`: read_tags = {} exceeds 8-bit tags", self.name, self.read_tags));
+        }
+        // segment tells by the distance of 8-bit counters whether a packet is still on its way
+        if self.transmit_slots > 64 {
+            return Err(format!(
+                "config `{}`: transmit_slots = {} must be 64 at most",
+                self.name, self.transmit_slots
+            ));
         }
         // 4095: the read engine counts room in 12 bits
         if !(64..=4095).contains(&self.cplh) || !(256..=4095).contains(&self.cpld) {

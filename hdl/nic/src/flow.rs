@@ -350,7 +350,8 @@ pub fn cause(code: Sig) -> Sig {
     code.extend(CAUSE) + 1
 }
 
-/// A beat of an Ethernet frame, from the destination MAC on. Toward the mac without FCS; from the mac with its FCS.
+/// A beat of an Ethernet frame, from the destination MAC on. Toward the mac without FCS; from the mac with its FCS if it
+/// is XGMII ([`Config::fcs_bytes`]).
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct FrameBeat {

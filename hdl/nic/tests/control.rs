@@ -67,11 +67,15 @@ fn request(
     for p in ["register_ready", "msix_ready", "doorbell_ready", "cc_ready"] {
         s.poke(p, 1);
     }
-    let beats: Vec<u64> = if payload.is_empty() {
-        vec![0]
-    } else {
-        payload.chunks(2).map(|c| u64::from(c[0]) | u64::from(*c.get(1).unwrap_or(&0)) << 32).collect()
+    // doublewords of a beat
+    let lanes = s.peek_bits("cc_data").width() / 32;
+    let bits = |dwords: &[u32]| {
+        let mut bytes: Vec<u8> = dwords.iter().flat_map(|d| d.to_le_bytes()).collect();
+        bytes.resize(lanes as usize * 4, 0);
+        Bits::from_bytes(lanes * 32, &bytes)
     };
+    let beats: Vec<Bits> =
+        if payload.is_empty() { vec![bits(&[])] } else { payload.chunks(lanes as usize).map(bits).collect() };
     let mut beat = 0;
     let mut answers: Vec<u64> = vec![];
     let mut data = vec![];
@@ -80,7 +84,7 @@ fn request(
         s.poke("cq_valid", u64::from(more));
         if more {
             s.poke_bits("cq_header", &header(dw));
-            s.poke("cq_data", beats[beat]);
+            s.poke_bits("cq_data", &beats[beat]);
             s.poke("cq_first", u64::from(beat == 0));
             s.poke("cq_last", u64::from(beat + 1 == beats.len()));
         }
@@ -100,8 +104,8 @@ fn request(
         }
         if s.peek("cc_valid") == 1 {
             let h = s.peek_bits("cc_header").low128();
-            let d = s.peek("cc_data");
-            data.extend([d as u32, (d >> 32) as u32]);
+            let d = s.peek_bits("cc_data").to_bytes();
+            data.extend(d.chunks(4).map(|d| u32::from_le_bytes(d.try_into().expect("four bytes"))));
             if s.peek("cc_last") == 1 {
                 let n = (h >> 96 & 0x3ff) as usize;
                 let has_data = h >> 126 & 1 == 1;
@@ -124,94 +128,111 @@ fn request(
     run
 }
 
+/// The BARs at both widths of a beat.
+fn bars() -> impl Iterator<Item = Interpreter> {
+    [Config::small(), Config::full()].into_iter().map(|c| start(&Bar(c)))
+}
+
 const MRD: u32 = 0;
 const MWR: u32 = 0b010 << 29;
 
 #[test]
 fn a_register_write_of_any_size_reaches_its_bytes() {
-    let mut s = start(&Bar(Config::small()));
-    // four bytes at an odd doubleword
-    let run = request(&mut s, 0, [MWR | 1, 0x0000_000f, 0xf000_0104, 0], &[0x1234_5678], |_| 0);
-    assert_eq!(run.writes, [(0x100, 0x1234_5678 << 32, 0xf0)]);
-    // one byte
-    let run = request(&mut s, 0, [MWR | 1, 0x0000_0004, 0xf000_0100, 0], &[0x00ab_0000], |_| 0);
-    assert_eq!(run.writes, [(0x100, 0xab_0000, 0x04)]);
-    // five doublewords from an odd one: three quadwords
-    let run = request(&mut s, 0, [MWR | 5, 0x0000_00ff, 0xf000_0104, 0], &[1, 2, 3, 4, 5], |_| 0);
-    assert_eq!(run.writes, [(0x100, 1 << 32, 0xf0), (0x108, 2 | 3 << 32, 0xff), (0x110, 4 | 5 << 32, 0xff)]);
+    for mut s in bars() {
+        // four bytes at an odd doubleword
+        let run = request(&mut s, 0, [MWR | 1, 0x0000_000f, 0xf000_0104, 0], &[0x1234_5678], |_| 0);
+        assert_eq!(run.writes, [(0x100, 0x1234_5678 << 32, 0xf0)]);
+        // one byte
+        let run = request(&mut s, 0, [MWR | 1, 0x0000_0004, 0xf000_0100, 0], &[0x00ab_0000], |_| 0);
+        assert_eq!(run.writes, [(0x100, 0xab_0000, 0x04)]);
+        // five doublewords from an odd one: three quadwords
+        let run = request(&mut s, 0, [MWR | 5, 0x0000_00ff, 0xf000_0104, 0], &[1, 2, 3, 4, 5], |_| 0);
+        assert_eq!(
+            run.writes,
+            [(0x100, 1 << 32, 0xf0), (0x108, 2 | 3 << 32, 0xff), (0x110, 4 | 5 << 32, 0xff)]
+        );
+    }
 }
 
 #[test]
 fn a_register_read_is_completed_in_cuts_of_128_bytes() {
-    let mut s = start(&Bar(Config::small()));
-    let word = |a: u64| (a / 4) | ((a / 4 + 1) << 32);
-    let run = request(&mut s, 0, [MRD | 1, 0xbeef_0a0f, 0xf000_0104, 0], &[], word);
-    let (h, d) = &run.completions[0];
-    assert_eq!(d, &[0x41]);
-    assert_eq!(h >> 120, 0b010_01010, "CplD");
-    assert_eq!(h >> 64 & 0xfff, 4, "byte count");
-    assert_eq!(h >> 32 & 0xffff_ffff, 0xbeef_0a04, "requester, tag, lower address");
-    // bytes 3..=0x82 of facts' worked example: length 33, byte count 128, lower address 3
-    let run = request(&mut s, 0, [MRD | 33, 0xbeef_0178, 0xf000_0000, 0], &[], word);
-    let heads: Vec<_> =
-        run.completions.iter().map(|(h, d)| (h >> 64 & 0xfff, h >> 32 & 0x7f, d.len())).collect();
-    assert_eq!(heads, [(128, 3, 32), (3, 0, 1)]);
-    assert_eq!(run.completions[1].1, [32]);
-    let all: Vec<u32> = run.completions.into_iter().flat_map(|c| c.1).collect();
-    assert_eq!(all, (0..33).collect::<Vec<u32>>());
+    for mut s in bars() {
+        let word = |a: u64| (a / 4) | ((a / 4 + 1) << 32);
+        let run = request(&mut s, 0, [MRD | 1, 0xbeef_0a0f, 0xf000_0104, 0], &[], word);
+        let (h, d) = &run.completions[0];
+        assert_eq!(d, &[0x41]);
+        assert_eq!(h >> 120, 0b010_01010, "CplD");
+        assert_eq!(h >> 64 & 0xfff, 4, "byte count");
+        assert_eq!(h >> 32 & 0xffff_ffff, 0xbeef_0a04, "requester, tag, lower address");
+        // bytes 3..=0x82 of facts' worked example: length 33, byte count 128, lower address 3
+        let run = request(&mut s, 0, [MRD | 33, 0xbeef_0178, 0xf000_0000, 0], &[], word);
+        let heads: Vec<_> =
+            run.completions.iter().map(|(h, d)| (h >> 64 & 0xfff, h >> 32 & 0x7f, d.len())).collect();
+        assert_eq!(heads, [(128, 3, 32), (3, 0, 1)]);
+        assert_eq!(run.completions[1].1, [32]);
+        let all: Vec<u32> = run.completions.into_iter().flat_map(|c| c.1).collect();
+        assert_eq!(all, (0..33).collect::<Vec<u32>>());
+    }
 }
 
 #[test]
 fn what_is_no_memory_request_is_answered_unsupported_and_poison_is_dropped() {
-    let mut s = start(&Bar(Config::small()));
-    let io_read = request(&mut s, 0, [0b00010 << 24 | 1, 0xbeef_070f, 0x100, 0], &[], |_| 0);
-    assert_eq!(io_read.completions[0].0 >> 77 & 7, 1, "UR");
-    assert_eq!(io_read.counts, [Reject::RequestUnsupported as u64]);
-    let poisoned = request(&mut s, 0, [MWR | 1 << 14 | 2, 0xff, 0x100, 0], &[1, 2], |_| 0);
-    assert!(poisoned.writes.is_empty() && poisoned.completions.is_empty());
-    assert_eq!(poisoned.counts, [Reject::RequestPoisoned as u64]);
-    // and the next request works
-    assert_eq!(request(&mut s, 0, [MWR | 1, 0xf, 0x100, 0], &[7], |_| 0).writes, [(0x100, 7, 0x0f)]);
+    for mut s in bars() {
+        let io_read = request(&mut s, 0, [0b00010 << 24 | 1, 0xbeef_070f, 0x100, 0], &[], |_| 0);
+        assert_eq!(io_read.completions[0].0 >> 77 & 7, 1, "UR");
+        assert_eq!(io_read.counts, [Reject::RequestUnsupported as u64]);
+        let poisoned = request(&mut s, 0, [MWR | 1 << 14 | 2, 0xff, 0x100, 0], &[1, 2], |_| 0);
+        assert!(poisoned.writes.is_empty() && poisoned.completions.is_empty());
+        assert_eq!(poisoned.counts, [Reject::RequestPoisoned as u64]);
+        // and the next request works
+        assert_eq!(request(&mut s, 0, [MWR | 1, 0xf, 0x100, 0], &[7], |_| 0).writes, [(0x100, 7, 0x0f)]);
+    }
 }
 
 #[test]
 fn a_doorbell_is_one_whole_quadword() {
-    let mut s = start(&Bar(Config::small()));
-    let run = request(&mut s, 2, [MWR | 2, 0xff, 0xf003_5010, 0], &[0x11, 0x22], |_| 0);
-    assert_eq!(run.doorbells, [(0x35, 0x10, 0x11 | 0x22 << 32)]);
-    let run = request(&mut s, 2, [MWR | 1, 0x0f, 0xf003_5010, 0], &[0x11], |_| 0);
-    assert_eq!((run.doorbells.len(), run.counts), (0, vec![Reject::DoorbellMalformed as u64]));
+    for mut s in bars() {
+        let run = request(&mut s, 2, [MWR | 2, 0xff, 0xf003_5010, 0], &[0x11, 0x22], |_| 0);
+        assert_eq!(run.doorbells, [(0x35, 0x10, 0x11 | 0x22 << 32)]);
+        let run = request(&mut s, 2, [MWR | 1, 0x0f, 0xf003_5010, 0], &[0x11], |_| 0);
+        assert_eq!((run.doorbells.len(), run.counts), (0, vec![Reject::DoorbellMalformed as u64]));
+    }
 }
 
 #[test]
 fn a_store_to_a_push_buffer_may_have_any_place_and_size() {
-    let mut s = start(&Bar(Config::small()));
-    for at in 0x800..0x810u32 {
-        for bytes in (1..=64u32).filter(|n| at + n <= 0x840) {
-            let (first, last) = (at / 4, (at + bytes - 1) / 4);
-            let within = |dword: u32| {
-                (0..4).filter(|i| (at..at + bytes).contains(&(4 * dword + i))).fold(0, |be, i| be | 1 << i)
-            };
-            let enables = if first == last { within(first) } else { within(last) << 4 | within(first) };
-            let value = |dword: u32| dword.wrapping_mul(0x9e37_79b1);
-            let payload: Vec<u32> = (first..=last).map(value).collect();
-            let dw = [MWR | (last - first + 1), enables, 0xf003_5000 | (first * 4), 0];
-            let run = request(&mut s, 2, dw, &payload, |_| 0);
-            let mut got = vec![];
-            for ((page, offset, data), enables) in run.doorbells.iter().zip(&run.enables) {
-                assert_eq!(*page, 0x35);
-                got.extend(
-                    (0..8).filter(|i| enables >> i & 1 == 1).map(|i| (offset + i, data >> (8 * i) & 0xff)),
-                );
+    for mut s in bars() {
+        for at in 0x800..0x810u32 {
+            for bytes in (1..=64u32).filter(|n| at + n <= 0x840) {
+                let (first, last) = (at / 4, (at + bytes - 1) / 4);
+                let within = |dword: u32| {
+                    (0..4)
+                        .filter(|i| (at..at + bytes).contains(&(4 * dword + i)))
+                        .fold(0, |be, i| be | 1 << i)
+                };
+                let enables = if first == last { within(first) } else { within(last) << 4 | within(first) };
+                let value = |dword: u32| dword.wrapping_mul(0x9e37_79b1);
+                let payload: Vec<u32> = (first..=last).map(value).collect();
+                let dw = [MWR | (last - first + 1), enables, 0xf003_5000 | (first * 4), 0];
+                let run = request(&mut s, 2, dw, &payload, |_| 0);
+                let mut got = vec![];
+                for ((page, offset, data), enables) in run.doorbells.iter().zip(&run.enables) {
+                    assert_eq!(*page, 0x35);
+                    got.extend(
+                        (0..8)
+                            .filter(|i| enables >> i & 1 == 1)
+                            .map(|i| (offset + i, data >> (8 * i) & 0xff)),
+                    );
+                }
+                let byte = |a: u32| (u64::from(a), u64::from(value(a / 4)) >> (8 * (a % 4)) & 0xff);
+                let want: Vec<_> = (at..at + bytes).map(byte).collect();
+                assert_eq!((got, run.counts), (want, vec![]), "{bytes} bytes at {at:#x}");
             }
-            let byte = |a: u32| (u64::from(a), u64::from(value(a / 4)) >> (8 * (a % 4)) & 0xff);
-            let want: Vec<_> = (at..at + bytes).map(byte).collect();
-            assert_eq!((got, run.counts), (want, vec![]), "{bytes} bytes at {at:#x}");
         }
+        // 64 aligned bytes: one clock for the header and one for each quadword
+        let run = request(&mut s, 2, [MWR | 16, 0xff, 0xf003_5800, 0], &[7; 16], |_| 0);
+        assert_eq!((run.doorbells.len(), run.clocks), (8, 9));
     }
-    // 64 aligned bytes: one clock for the header and one for each quadword
-    let run = request(&mut s, 2, [MWR | 16, 0xff, 0xf003_5800, 0], &[7; 16], |_| 0);
-    assert_eq!((run.doorbells.len(), run.clocks), (8, 9));
 }
 
 fn access(s: &mut Interpreter, write: bool, address: u32, data: u64, enables: u64) -> u64 {
@@ -908,12 +929,13 @@ fn command(
     s.poke("read_ready", 1);
     s.clock();
     s.poke("read_ready", 0);
-    for (i, q) in entry.pack().chunks(8).enumerate() {
+    let bits = s.peek_bits("read_data_data").width();
+    for (i, beat) in entry.pack().chunks(bits as usize / 8).enumerate() {
         s.poke("read_data_valid", 1);
         s.poke("read_data_client", 3);
-        s.poke("read_data_address", i as u64 * 8);
-        s.poke("read_data_data", u64::from_le_bytes(q.try_into().unwrap()));
-        s.poke("read_data_lanes", 0xff);
+        s.poke("read_data_address", i as u64 * u64::from(bits / 8));
+        s.poke_bits("read_data_data", &Bits::from_bytes(bits, beat));
+        s.poke("read_data_lanes", u64::MAX >> (64 - bits / 8));
         s.clock();
     }
     s.poke("read_data_valid", 0);
@@ -960,81 +982,89 @@ fn command(
 
 #[test]
 fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
-    let mut s = start(&Command { c: Config::small(), initialised: 2 });
-    s.poke("command_base", 0x10_0000);
-    s.poke("response_base", 0x20_0000);
-    s.poke("log_depth", 2);
-    let mut n = 0;
-    let words = |bytes: &[u8]| -> [u64; 16] {
-        let mut w = [0; 16];
-        for (w, b) in w.iter_mut().zip(bytes.chunks(8)) {
-            *w = u64::from_le_bytes(b.try_into().unwrap());
-        }
-        w
-    };
-    let entry = |opcode: CommandOpcode, index: u32| CommandEntry {
-        opcode: opcode as u8,
-        index,
-        sequence: 0x77,
-        word_mask: 0xffff,
-        ..Default::default()
-    };
-    let mut qp = QpContext::default();
-    qp.rights.valid = true;
-    qp.rights.transport = 0;
-    qp.rights.page = 3;
-    qp.rights.sq_psn = 0x123;
-    let create = |state: QpState, qp: &QpContext| {
-        let mut qp = *qp;
-        qp.rights.state = state as u8;
-        words(&qp.pack())
-    };
-    let status = |r: &CommandResponse| (r.status, r.sequence, r.phase);
-    let ok = CommandStatus::Ok as u8;
+    for c in [Config::small(), Config::full()] {
+        let mut s = start(&Command { c, initialised: 2 });
+        s.poke("command_base", 0x10_0000);
+        s.poke("response_base", 0x20_0000);
+        s.poke("log_depth", 2);
+        let mut n = 0;
+        let words = |bytes: &[u8]| -> [u64; 16] {
+            let mut w = [0; 16];
+            for (w, b) in w.iter_mut().zip(bytes.chunks(8)) {
+                *w = u64::from_le_bytes(b.try_into().unwrap());
+            }
+            w
+        };
+        let entry = |opcode: CommandOpcode, index: u32| CommandEntry {
+            opcode: opcode as u8,
+            index,
+            sequence: 0x77,
+            word_mask: 0xffff,
+            ..Default::default()
+        };
+        let mut qp = QpContext::default();
+        qp.rights.valid = true;
+        qp.rights.transport = 0;
+        qp.rights.page = 3;
+        qp.rights.sq_psn = 0x123;
+        let create = |state: QpState, qp: &QpContext| {
+            let mut qp = *qp;
+            qp.rights.state = state as u8;
+            words(&qp.pack())
+        };
+        let status = |r: &CommandResponse| (r.status, r.sequence, r.phase);
+        let ok = CommandStatus::Ok as u8;
 
-    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
-    assert_eq!(status(&r), (CommandStatus::NotFound as u8, 0x77, true));
-    let (r, puts) =
-        command(&mut s, &mut n, entry(CommandOpcode::CreateQp, 5).with_data(&create(QpState::Reset, &qp)));
-    assert_eq!(status(&r), (ok, 0x77, true));
-    assert_eq!(puts.len(), 16);
-    assert_eq!(puts[2], (0, 5, 2, 0x123 << 32));
-    let (r, _) =
-        command(&mut s, &mut n, entry(CommandOpcode::CreateQp, 5).with_data(&create(QpState::Reset, &qp)));
-    assert_eq!(r.status, CommandStatus::InUse as u8);
-    let (r, _) =
-        command(&mut s, &mut n, entry(CommandOpcode::ModifyQp, 5).with_data(&create(QpState::Rts, &qp)));
-    assert_eq!(status(&r), (CommandStatus::BadState as u8, 0x77, true));
-    // fifth command: the second lap of a ring of four
-    let (r, puts) = command(
-        &mut s,
-        &mut n,
-        CommandEntry { word_mask: 0x000f, ..entry(CommandOpcode::ModifyQp, 5) }
-            .with_data(&create(QpState::Init, &qp)),
-    );
-    assert_eq!(status(&r), (ok, 0x77, false));
-    assert_eq!(puts.iter().map(|p| p.2).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    s.poke("query_epsn", 0xabc);
-    s.poke("query_next_psn", 0xdef);
-    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
-    assert_eq!(r.status, ok);
-    assert_eq!(r.data()[0] & 0xf, QpState::Init as u64);
-    assert_eq!(r.data()[2], 0xabc | 0xdef << 32);
-    s.poke("query_halted", 1);
-    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
-    assert_eq!(r.data()[0] & 0xf, QpState::Err as u64);
-    let (r, puts) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
-    assert_eq!((r.status, puts), (ok, vec![(0, 5, 0, 0)]));
-    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
-    assert_eq!(r.status, CommandStatus::NotFound as u8);
-    let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 256));
-    assert_eq!(r.status, CommandStatus::BadIndex as u8);
-    let (r, _) = command(&mut s, &mut n, CommandEntry { opcode: 200, ..Default::default() });
-    assert_eq!(r.status, CommandStatus::BadOpcode as u8);
-    let mut port = entry(CommandOpcode::SetPort, 0);
-    port.w0 = 0x0200_0000_000a | 4200 << 48;
-    assert_eq!(command(&mut s, &mut n, port).0.status, ok);
-    assert_eq!((s.peek("port_mac"), s.peek("port_mtu")), (0x0200_0000_000a, 4200));
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
+        assert_eq!(status(&r), (CommandStatus::NotFound as u8, 0x77, true));
+        let (r, puts) = command(
+            &mut s,
+            &mut n,
+            entry(CommandOpcode::CreateQp, 5).with_data(&create(QpState::Reset, &qp)),
+        );
+        assert_eq!(status(&r), (ok, 0x77, true));
+        assert_eq!(puts.len(), 16);
+        assert_eq!(puts[2], (0, 5, 2, 0x123 << 32));
+        let (r, _) = command(
+            &mut s,
+            &mut n,
+            entry(CommandOpcode::CreateQp, 5).with_data(&create(QpState::Reset, &qp)),
+        );
+        assert_eq!(r.status, CommandStatus::InUse as u8);
+        let (r, _) =
+            command(&mut s, &mut n, entry(CommandOpcode::ModifyQp, 5).with_data(&create(QpState::Rts, &qp)));
+        assert_eq!(status(&r), (CommandStatus::BadState as u8, 0x77, true));
+        // fifth command: the second lap of a ring of four
+        let (r, puts) = command(
+            &mut s,
+            &mut n,
+            CommandEntry { word_mask: 0x000f, ..entry(CommandOpcode::ModifyQp, 5) }
+                .with_data(&create(QpState::Init, &qp)),
+        );
+        assert_eq!(status(&r), (ok, 0x77, false));
+        assert_eq!(puts.iter().map(|p| p.2).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        s.poke("query_epsn", 0xabc);
+        s.poke("query_next_psn", 0xdef);
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
+        assert_eq!(r.status, ok);
+        assert_eq!(r.data()[0] & 0xf, QpState::Init as u64);
+        assert_eq!(r.data()[2], 0xabc | 0xdef << 32);
+        s.poke("query_halted", 1);
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryQp, 5));
+        assert_eq!(r.data()[0] & 0xf, QpState::Err as u64);
+        let (r, puts) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
+        assert_eq!((r.status, puts), (ok, vec![(0, 5, 0, 0)]));
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
+        assert_eq!(r.status, CommandStatus::NotFound as u8);
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 256));
+        assert_eq!(r.status, CommandStatus::BadIndex as u8);
+        let (r, _) = command(&mut s, &mut n, CommandEntry { opcode: 200, ..Default::default() });
+        assert_eq!(r.status, CommandStatus::BadOpcode as u8);
+        let mut port = entry(CommandOpcode::SetPort, 0);
+        port.w0 = 0x0200_0000_000a | 4200 << 48;
+        assert_eq!(command(&mut s, &mut n, port).0.status, ok);
+        assert_eq!((s.peek("port_mac"), s.peek("port_mtu")), (0x0200_0000_000a, 4200));
+    }
 }
 
 #[test]

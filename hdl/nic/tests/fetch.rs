@@ -42,6 +42,8 @@ struct Bench {
     wakes: Vec<u64>,
     items: Vec<Item>,
     clocks: u64,
+    /// Bytes of a word.
+    width: u64,
 }
 
 /// A byte of host memory: any function that tells addresses apart.
@@ -51,8 +53,11 @@ fn host(iova: u64) -> u8 {
 
 impl Bench {
     fn new() -> Bench {
-        let c = Config::small();
-        let n = c.qps as usize;
+        Bench::at(Config::small())
+    }
+
+    fn at(c: Config) -> Bench {
+        let (n, width) = (c.qps as usize, c.data_bytes.into());
         let mut s = Interpreter::new(&elaborate(&Fetch(c)).unwrap());
         reset(&mut s);
         s.poke("work_ready", 1);
@@ -78,6 +83,7 @@ impl Bench {
             wakes: vec![],
             items: vec![],
             clocks: 0,
+            width,
         }
     }
 
@@ -135,13 +141,14 @@ impl Bench {
     /// Ends pending read `i`: its data, then its end.
     fn deliver(&mut self, i: usize, failed: bool) {
         let r = self.pending.remove(i);
-        for beat in 0..if failed { 0 } else { r.length / 8 } {
-            let bytes: Vec<u8> = (0..8).map(|b| host(r.iova + beat * 8 + b)).collect();
+        let (width, length) = (self.width, if failed { 0 } else { r.length });
+        for at in (0..length).step_by(width as usize) {
+            let bytes: Vec<u8> = (at..at + width).map(|b| host(r.iova + b)).collect();
             self.s.poke("read_data_valid", 1);
             self.s.poke("read_data_client", 1);
-            self.s.poke("read_data_address", r.address + beat * 8);
-            self.s.poke("read_data_data", u64::from_le_bytes(bytes.try_into().unwrap()));
-            self.s.poke("read_data_lanes", 0xff);
+            self.s.poke("read_data_address", r.address + at);
+            self.s.poke_bits("read_data_data", &Bits::from_bytes(width as u32 * 8, &bytes));
+            self.s.poke("read_data_lanes", u64::MAX >> (64 - (length - at).min(width)));
             self.clock();
         }
         self.s.poke("read_done_valid", 1);
@@ -245,33 +252,36 @@ fn a_hit_carries_the_wqe_and_each_step_reads_one_more() {
 
 #[test]
 fn every_word_of_a_wqe_can_be_had_while_its_item_stands_whatever_arrives_meanwhile() {
-    let mut b = Bench::new();
-    for (q, log) in [(3, 9), (60, 8)] {
-        b.queues[q].sq_log_stride = log;
-        b.post[q] = 8;
-        b.turn(q);
-        b.deliver_all();
-    }
-    for index in 0..8 {
-        for q in [3, 60] {
-            b.tx[q].cursor_wqe = index;
-            b.s.poke("work_ready", 0);
-            b.start_turn(q, false);
-            b.settle();
-            // what is read ahead comes in, and the turn of another QP waits behind this one
+    for c in [Config::small(), Config { data_bytes: 64, ..Config::small() }] {
+        let mut b = Bench::at(c);
+        let width = b.width;
+        for (q, log) in [(3, 9), (60, 8)] {
+            b.queues[q].sq_log_stride = log;
+            b.post[q] = 8;
+            b.turn(q);
             b.deliver_all();
-            b.start_turn(63 - q, false);
-            for word in [31, 0, 16, 15, 4, 30, if q == 3 { 35 } else { 31 }, 12] {
-                b.s.poke("inline_index", word);
-                b.clock();
-                let eight: Vec<u8> = (0..8).map(|i| host(b.iova(q, index) + word * 8 + i)).collect();
-                let want = u64::from_le_bytes(eight.try_into().unwrap());
-                assert_eq!(b.s.peek("inline_word"), want, "QP {q}, WQE {index}, word {word}");
+        }
+        for index in 0..8 {
+            for q in [3, 60] {
+                b.tx[q].cursor_wqe = index;
+                b.s.poke("work_ready", 0);
+                b.start_turn(q, false);
+                b.settle();
+                // what is read ahead comes in, and the turn of another QP waits behind this one
+                b.deliver_all();
+                b.start_turn(63 - q, false);
+                for at in [248, 0, 128, 120, 32, 240, if q == 3 { 280 } else { 248 }, 96] {
+                    b.s.poke("inline_index", at / width);
+                    b.clock();
+                    let word = b.s.peek_bits("inline_word").to_bytes();
+                    let want: Vec<u8> = (0..8).map(|i| host(b.iova(q, index) + at + i)).collect();
+                    assert_eq!(&word[(at % width) as usize..][..8], want, "QP {q}, WQE {index}, byte {at}");
+                }
+                b.s.poke("work_ready", 1);
+                b.settle();
+                let item = &b.items[b.items.len() - 2];
+                assert_eq!((item.qp, item.present), (q as u64, true));
             }
-            b.s.poke("work_ready", 1);
-            b.settle();
-            let item = &b.items[b.items.len() - 2];
-            assert_eq!((item.qp, item.present), (q as u64, true));
         }
     }
 }

@@ -164,7 +164,10 @@ struct Bench {
     rejects: Vec<u64>,
     queue: VecDeque<Option<Packet>>,
     /// Words of inline data on their way to gather.
-    words: VecDeque<u64>,
+    words: VecDeque<Vec<u8>>,
+    /// Bytes of a word, and of the buffer.
+    width: u64,
+    size: u64,
     clocks: u64,
     taken: Vec<u64>,
 }
@@ -179,7 +182,10 @@ fn rights(valid: bool) -> Bits {
 
 impl Bench {
     fn new() -> Bench {
-        let c = Config::small();
+        Bench::at(&Config::small())
+    }
+
+    fn at(c: &Config) -> Bench {
         let mut s = Interpreter::new(&elaborate(&Pair(c.clone())).unwrap());
         reset(&mut s);
         for ready in ["request_ready", "slot_ready", "fault_ready"] {
@@ -209,6 +215,8 @@ impl Bench {
             rejects: vec![],
             queue: VecDeque::new(),
             words: VecDeque::new(),
+            width: c.data_bytes.into(),
+            size: c.transmit_buffer_bytes.into(),
             clocks: 0,
             taken: vec![],
         }
@@ -224,22 +232,19 @@ impl Bench {
         }
     }
 
-    /// Gives gather a packet, behind its inline data or further SGEs; what is behind data in its last word is anything.
+    /// Gives gather a packet, behind its inline data or further SGEs, which begin at byte 32 of a word (or at its first,
+    /// where 32 bytes are whole words); what else is in these words is anything.
     fn push(&mut self, p: &Packet) {
-        if p.length > 0 {
-            for sge in p.sges.iter().skip(4) {
-                let halves = sge
-                    .pack()
-                    .chunks(8)
-                    .map(|h| u64::from_le_bytes(h.try_into().unwrap()))
-                    .collect::<Vec<_>>();
-                self.words.extend(halves);
-            }
-        }
-        for word in p.inline.iter().flat_map(|bytes| bytes.chunks(8)) {
-            let mut eight = [0xee; 8];
-            eight[..word.len()].copy_from_slice(word);
-            self.words.push_back(u64::from_le_bytes(eight));
+        let further = p.sges.iter().skip(4).filter(|_| p.length > 0).flat_map(Sge::pack);
+        let bytes: Vec<u8> = further.chain(p.inline.iter().flatten().copied()).collect();
+        let width = self.width as usize;
+        if !bytes.is_empty() {
+            let all = [vec![0xee; 32 % width], bytes].concat();
+            self.words.extend(all.chunks(width).map(|word| {
+                let mut word = word.to_vec();
+                word.resize(width, 0xee);
+                word
+            }));
         }
         self.queue.push_back(Some(p.clone()));
     }
@@ -284,7 +289,9 @@ impl Bench {
             s.poke_bits("segment_sges", &Bits::from_bytes(512, &bytes));
         }
         s.poke("words_valid", u64::from(!self.words.is_empty()));
-        s.poke("words", self.words.front().copied().unwrap_or(0x5555_5555_5555_5555));
+        let (width, bits) = (self.width as usize, self.width as u32 * 8);
+        let word = self.words.front().cloned().unwrap_or(vec![0x55; width]);
+        s.poke_bits("words", &Bits::from_bytes(bits, &word));
         let word_moves = s.peek("words_ready") == 1 && !self.words.is_empty();
         let moves = s.peek("segment_ready") == 1 && !self.queue.is_empty();
         if s.peek("request_valid") == 1 && s.peek("request_ready") == 1 {
@@ -338,22 +345,22 @@ impl Bench {
         assert!(r.length >= 1 && r.length <= 4096);
         let (mut at, end) = (r.address, r.address + r.length);
         while at < end && !failed {
-            let word = at & !7;
-            let (mut data, mut lanes) = (0u64, 0u64);
-            for lane in 0..8 {
+            let word = at - at % self.width;
+            let (mut data, mut lanes) = (vec![0; self.width as usize], 0u64);
+            for lane in 0..self.width {
                 let byte = word + lane;
                 if byte >= r.address && byte < end {
-                    data |= u64::from(host(r.iova.wrapping_add(byte - r.address))) << (8 * lane);
+                    data[lane as usize] = host(r.iova.wrapping_add(byte - r.address));
                     lanes |= 1 << lane;
                 }
             }
             self.s.poke("read_data_valid", 1);
             self.s.poke("read_data_client", 0);
-            self.s.poke("read_data_address", word & 0xffff);
-            self.s.poke("read_data_data", data);
+            self.s.poke("read_data_address", word & 0x1_ffff);
+            self.s.poke_bits("read_data_data", &Bits::from_bytes(self.width as u32 * 8, &data));
             self.s.poke("read_data_lanes", lanes);
             self.clock();
-            at = word + 8;
+            at = word + self.width;
         }
         self.s.poke("read_done_valid", 1);
         self.s.poke("read_done_client", 0);
@@ -374,14 +381,14 @@ impl Bench {
     fn take(&mut self, slot: &Slot) -> Vec<u8> {
         let mut bytes = vec![];
         for i in 0..slot.length {
-            let at = (slot.address + i) & 0x7fff;
-            if i == 0 || at.is_multiple_of(8) {
+            let at = (slot.address + i) % self.size;
+            if i == 0 || at.is_multiple_of(self.width) {
                 self.s.poke("read", 1);
                 self.s.poke("read_address", at);
                 self.clock();
                 self.s.poke("read", 0);
             }
-            bytes.push((self.s.peek("word") >> (8 * (at % 8))) as u8);
+            bytes.push(self.s.peek_bits("word").to_bytes()[(at % self.width) as usize]);
         }
         self.s.poke("sent", 1);
         self.clock();
@@ -432,17 +439,19 @@ fn payload_lies_in_the_lane_where_the_headers_end() {
 
 #[test]
 fn every_alignment_and_short_length_arrives_whole() {
-    let mut b = Bench::new();
-    for offset in 0..8 {
-        for length in [0, 1, 2, 7, 8, 9, 15, 16, 17] {
-            let p = Packet::new(offset, length, &[b.sge(6, offset, length)]);
-            let want = b.payload(&p);
-            assert_eq!(want.len() as u64, length);
-            assert_eq!(b.one(&p), want, "offset {offset}, {length} bytes");
+    for c in [Config::small(), wide()] {
+        let mut b = Bench::at(&c);
+        for offset in 0..8 {
+            for length in [0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65] {
+                let p = Packet::new(offset, length, &[b.sge(6, offset, length)]);
+                let want = b.payload(&p);
+                assert_eq!(want.len() as u64, length);
+                assert_eq!(b.one(&p), want, "{}: offset {offset}, {length} bytes", c.name);
+            }
         }
+        let p = Packet::new(9, 4096, &[b.sge(255, 5, 4096)]);
+        assert_eq!(b.one(&p), b.payload(&p), "{}", c.name);
     }
-    let p = Packet::new(9, 4096, &[b.sge(255, 5, 4096)]);
-    assert_eq!(b.one(&p), b.payload(&p));
 }
 
 #[test]
@@ -479,47 +488,49 @@ fn one_to_four_sges_are_walked_from_any_offset() {
 
 #[test]
 fn up_to_sixteen_sges_are_walked_from_any_offset() {
-    let mut b = Bench::new();
-    let list: Vec<Sge> = (0..16u64)
-        .map(|i| b.sge([5, 6, 255][i as usize % 3], 100 * i + i, if i % 5 == 3 { 0 } else { 30 + 3 * i }))
-        .collect();
-    let total: u64 = list.iter().map(|g| u64::from(g.length)).sum();
-    for sges in 1..=16 {
-        let held: u64 = list[..sges].iter().map(|g| u64::from(g.length)).sum();
-        for (offset, length) in
-            [(0, held), (0, 1), (held - 1, 1), (held / 2, held - held / 2), (held / 3, 20)]
-        {
-            let length = length.min(held - offset);
-            let p = Packet { offset, ..Packet::new(offset, length, &list[..sges]) };
-            assert_eq!(b.one(&p), b.payload(&p), "{sges} SGEs, offset {offset}, {length} bytes");
-            assert!(b.words.is_empty(), "what the walk does not reach is taken too");
+    for c in [Config::small(), wide()] {
+        let mut b = Bench::at(&c);
+        let list: Vec<Sge> = (0..16u64)
+            .map(|i| b.sge([5, 6, 255][i as usize % 3], 100 * i + i, if i % 5 == 3 { 0 } else { 30 + 3 * i }))
+            .collect();
+        let total: u64 = list.iter().map(|g| u64::from(g.length)).sum();
+        for sges in 1..=16 {
+            let held: u64 = list[..sges].iter().map(|g| u64::from(g.length)).sum();
+            for (offset, length) in
+                [(0, held), (0, 1), (held - 1, 1), (held / 2, held - held / 2), (held / 3, 20)]
+            {
+                let length = length.min(held - offset);
+                let p = Packet { offset, ..Packet::new(offset, length, &list[..sges]) };
+                assert_eq!(b.one(&p), b.payload(&p), "{sges} SGEs, offset {offset}, {length} bytes");
+                assert!(b.words.is_empty(), "what the walk does not reach is taken too");
+            }
         }
-    }
-    assert!(b.faults.is_empty() && total > 600);
-    // one byte short, one key wrong, a QP that is gone: the words do not stay
-    let mut bad = list.clone();
-    bad[14].lkey ^= 1;
-    b.push(&Packet::new(1, total + 1, &list));
-    b.push(&Packet::new(2, total, &bad));
-    for _ in 0..5 {
+        assert!(b.faults.is_empty() && total > 600);
+        // one byte short, one key wrong, a QP that is gone: the words do not stay
+        let mut bad = list.clone();
+        bad[14].lkey ^= 1;
+        b.push(&Packet::new(1, total + 1, &list));
+        b.push(&Packet::new(2, total, &bad));
+        for _ in 0..5 {
+            b.settle();
+        }
+        b.deliver_all();
+        let statuses: Vec<u64> = b.faults.iter().map(|f| f.2).collect();
+        assert_eq!(statuses, [WcStatus::LocLenErr as u64, WcStatus::LocProtErr as u64]);
+        b.s.poke_bits("rights_word", &rights(false));
+        b.push(&Packet::new(3, total, &list));
         b.settle();
+        b.settle();
+        assert_eq!(
+            (b.reads.len(), b.words.len(), b.rejects.last()),
+            (0, 0, Some(&(Reject::WrongQpState as u64)))
+        );
+        b.s.poke_bits("rights_word", &rights(true));
+        let p = Packet::new(4, total, &list);
+        assert_eq!(b.one(&p), b.payload(&p));
+        b.settle();
+        assert_eq!(b.s.peek("idle"), 1, "all room came back");
     }
-    b.deliver_all();
-    let statuses: Vec<u64> = b.faults.iter().map(|f| f.2).collect();
-    assert_eq!(statuses, [WcStatus::LocLenErr as u64, WcStatus::LocProtErr as u64]);
-    b.s.poke_bits("rights_word", &rights(false));
-    b.push(&Packet::new(3, total, &list));
-    b.settle();
-    b.settle();
-    assert_eq!(
-        (b.reads.len(), b.words.len(), b.rejects.last()),
-        (0, 0, Some(&(Reject::WrongQpState as u64)))
-    );
-    b.s.poke_bits("rights_word", &rights(true));
-    let p = Packet::new(4, total, &list);
-    assert_eq!(b.one(&p), b.payload(&p));
-    b.settle();
-    assert_eq!(b.s.peek("idle"), 1, "all room came back");
 }
 
 #[test]
@@ -538,18 +549,20 @@ fn a_piece_is_one_read_at_the_iova_of_its_region() {
 
 #[test]
 fn inline_data_of_every_length_arrives_whole_at_either_lane_without_a_key_or_a_read() {
-    let mut b = Bench::new();
-    b.mrs.fill(MrEntry::default());
-    for opcode in [0x04, 0x05, 0x0a, 0x0b] {
-        for length in (0..=40).chain([95, 96, 97, 219, 220]) {
-            let p = Packet { opcode, ..Packet::inline(length, length) };
-            assert_eq!(b.one(&p), b.payload(&p), "opcode {opcode:#x}, {length} bytes");
-            assert!(b.words.is_empty() && b.reads.is_empty());
+    for c in [Config::small(), wide()] {
+        let mut b = Bench::at(&c);
+        b.mrs.fill(MrEntry::default());
+        for opcode in [0x04, 0x05, 0x0a, 0x0b] {
+            for length in (0..=40).chain([95, 96, 97, 219, 220]) {
+                let p = Packet { opcode, ..Packet::inline(length, length) };
+                assert_eq!(b.one(&p), b.payload(&p), "opcode {opcode:#x}, {length} bytes");
+                assert!(b.words.is_empty() && b.reads.is_empty());
+            }
         }
+        assert!(b.faults.is_empty() && b.rejects.is_empty());
+        b.settle();
+        assert_eq!(b.s.peek("idle"), 1);
     }
-    assert!(b.faults.is_empty() && b.rejects.is_empty());
-    b.settle();
-    assert_eq!(b.s.peek("idle"), 1);
 }
 
 #[test]
@@ -579,20 +592,22 @@ fn inline_data_and_the_reads_before_it_share_the_buffer_and_lose_nothing() {
 
 #[test]
 fn inline_data_of_a_qp_that_is_gone_is_thrown_away_with_its_packet() {
-    let mut b = Bench::new();
-    b.s.poke_bits("rights_word", &rights(false));
-    b.push(&Packet::inline(1, 220));
-    b.push(&Packet::inline(2, 0));
-    for _ in 0..3 {
+    for c in [Config::small(), wide()] {
+        let mut b = Bench::at(&c);
+        b.s.poke_bits("rights_word", &rights(false));
+        b.push(&Packet::inline(1, 220));
+        b.push(&Packet::inline(2, 0));
+        for _ in 0..3 {
+            b.settle();
+        }
+        assert_eq!((b.words.len(), b.slots.len(), b.faults.len()), (0, 0, 0));
+        assert_eq!(b.rejects, [Reject::WrongQpState as u64; 2]);
+        b.s.poke_bits("rights_word", &rights(true));
+        let p = Packet::inline(3, 77);
+        assert_eq!(b.one(&p), b.payload(&p), "the next finds its own");
         b.settle();
+        assert_eq!(b.s.peek("idle"), 1, "all room came back");
     }
-    assert_eq!((b.words.len(), b.slots.len(), b.faults.len()), (0, 0, 0));
-    assert_eq!(b.rejects, [Reject::WrongQpState as u64; 2]);
-    b.s.poke_bits("rights_word", &rights(true));
-    let p = Packet::inline(3, 77);
-    assert_eq!(b.one(&p), b.payload(&p), "the next finds its own");
-    b.settle();
-    assert_eq!(b.s.peek("idle"), 1, "all room came back");
 }
 
 #[test]
@@ -859,9 +874,11 @@ fn frames_leave_in_order_when_reads_end_in_reverse() {
 
 #[test]
 fn random_packets_through_a_small_world_come_out_whole_and_in_order() {
-    for seed in 1..=3u64 {
+    for (seed, c) in
+        [(1, Config::small()), (2, Config::small()), (3, Config::small()), (4, wide()), (5, wide())]
+    {
         let mut pick = Choices::new(seed);
-        let mut b = Bench::new();
+        let mut b = Bench::at(&c);
         let mut expected: VecDeque<(Option<Packet>, bool)> = VecDeque::new();
         let mut faults = vec![];
         let (mut sent, mut n) = (0, 0);

@@ -62,10 +62,11 @@ impl Rig {
             ended: vec![],
         }
     }
-    /// Queues a frame that carries its FCS; `error` as the mac would say.
+    /// Queues a frame that carries its FCS, as the mac would say it: that of the wide card keeps the FCS to itself.
     fn offer(&mut self, frame: &[u8]) {
         let (body, fcs) = frame.split_at(frame.len().saturating_sub(4));
         let error = fcs != (!crc32(u32::MAX, body)).to_le_bytes();
+        let frame = if self.width == 8 { frame } else { &frame[..body.len().max(1)] };
         let n = frame.len().div_ceil(self.width);
         for (i, chunk) in frame.chunks(self.width).enumerate() {
             let mut bytes = chunk.to_vec();

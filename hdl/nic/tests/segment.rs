@@ -67,6 +67,8 @@ struct Bench {
     producer: Vec<u16>,
     packets: Vec<Packet>,
     words: Vec<u64>,
+    /// Bytes of a word.
+    width: u32,
     responses: Vec<Packet>,
     kicks: Vec<u64>,
     faults: Vec<(u64, u64, u64)>,
@@ -84,8 +86,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let c = Config::small();
-        let n = c.qps as usize;
+        Bench::at(Config::small())
+    }
+
+    fn at(c: Config) -> Bench {
+        let (n, width) = (c.qps as usize, c.data_bytes);
         let mut s = Interpreter::new(&elaborate(&Segment(c)).unwrap());
         reset(&mut s);
         for ready in ["done_ready", "kick_ready", "fault_ready", "local_ready", "event_ready"] {
@@ -123,6 +128,7 @@ impl Bench {
             producer: vec![0; n],
             packets: vec![],
             words: vec![],
+            width,
             responses: vec![],
             kicks: vec![],
             faults: vec![],
@@ -172,7 +178,7 @@ impl Bench {
         s.poke("words_ready", u64::from(self.data_ready));
         s.poke("control_ready", u64::from(self.control_ready));
         if s.peek("words_valid") == 1 && self.data_ready {
-            self.words.push(s.peek("words"));
+            self.words.push(s.peek_bits("words").low());
         }
         let leaves = u64::from(self.inside > 0 && !self.held);
         self.inside -= leaves;
@@ -234,7 +240,7 @@ impl Bench {
         }
         // words belong to packets in the order of both
         for p in self.packets.iter_mut().filter(|p| p.words.is_empty() && p.length > 0) {
-            let n = (if p.inline { p.length.div_ceil(8) } else { 2 * p.more }) as usize;
+            let n = words(self.width, if p.inline { p.length } else { 16 * p.more }) as usize;
             if n > self.words.len() {
                 break;
             }
@@ -262,7 +268,7 @@ impl Bench {
         let outcome = self.outcomes.get(&s.peek("outcome_address")).copied().unwrap_or_default();
         let word = inline_word(self.offered, s.peek("inline_index"));
         s.clock();
-        s.poke("inline_word", word);
+        s.poke_bits("inline_word", &Bits::new(self.width * 8, word.into()));
         s.poke_bits("owed_word", &owed.pack());
         s.poke_bits("outcome_word", &outcome.pack());
         s.poke("executed_word", self.executed[q]);
@@ -396,7 +402,13 @@ impl Bench {
     }
 }
 
-/// What fetch's memory holds at a word of a WQE.
+/// Words of so many bytes that begin at byte 32 of a WQE, or at 96.
+fn words(width: u32, bytes: u64) -> u64 {
+    let lead = if bytes == 0 { 0 } else { 32 % u64::from(width) };
+    (lead + bytes).div_ceil(width.into())
+}
+
+/// What fetch's memory holds at a word of a WQE, in its lowest bits.
 fn inline_word((q, wqe): (usize, u64), word: u64) -> u64 {
     (q as u64) << 32 | wqe << 8 | word
 }
@@ -575,63 +587,72 @@ fn a_drained_send_queue_is_told_once_for_each_time_it_was_asked_for() {
 
 #[test]
 fn inline_data_leaves_as_the_words_of_its_wqe_with_its_packet() {
-    let mut b = Bench::new();
-    b.start_at(5, PSN, 0xfffd);
-    b.rights[5].path_mtu = 1;
-    b.queues[5].sq_log_stride = 8;
-    for length in [0, 1, 8, 9, 64, 96, 97, 219, 220] {
-        for wr in 0..4 {
-            b.packets.clear();
-            let index = b.post(5, SendWqe { opcode: wr, inline: true, num_sge: 0, ..write(length) });
-            let from = b.clocks;
-            b.turn(5);
-            // the first word is there before the decision
-            assert_eq!(b.clocks - from, 4 + length.div_ceil(8).saturating_sub(1), "{length} bytes");
-            b.settle();
-            assert_eq!(seen(&b.packets), cut(wr, length, 256));
-            let want: Vec<u64> =
-                (0..length.div_ceil(8)).map(|i| inline_word((5, index.into()), 4 + i)).collect();
-            assert_eq!((b.packets[0].inline, &b.packets[0].words), (true, &want), "{length} bytes");
-            assert_eq!(b.packets[0].dma_length, length);
-            b.acknowledge_all(5);
+    for c in [Config::small(), wide()] {
+        let width = c.data_bytes;
+        let mut b = Bench::at(c);
+        b.start_at(5, PSN, 0xfffd);
+        b.rights[5].path_mtu = 1;
+        b.queues[5].sq_log_stride = 8;
+        for length in [0, 1, 8, 9, 64, 96, 97, 219, 220] {
+            for wr in 0..4 {
+                b.packets.clear();
+                let index = b.post(5, SendWqe { opcode: wr, inline: true, num_sge: 0, ..write(length) });
+                let from = b.clocks;
+                b.turn(5);
+                // the first word is there before the decision
+                assert_eq!(b.clocks - from, 4 + words(width, length).saturating_sub(1), "{length} bytes");
+                b.settle();
+                assert_eq!(seen(&b.packets), cut(wr, length, 256));
+                let want: Vec<u64> = (0..words(width, length))
+                    .map(|i| inline_word((5, index.into()), u64::from(32 / width) + i))
+                    .collect();
+                assert_eq!((b.packets[0].inline, &b.packets[0].words), (true, &want), "{length} bytes");
+                assert_eq!(b.packets[0].dma_length, length);
+                b.acknowledge_all(5);
+            }
         }
+        // what is sent again is read again
+        b.packets.clear();
+        let indices = [(); 2].map(|()| b.post(5, SendWqe { inline: true, ..write(20) }));
+        b.run(5);
+        b.requester[5].epoch = 1;
+        b.run(5);
+        let got: Vec<_> = b.packets.iter().map(|p| (p.wqe, p.words[0])).collect();
+        let want = indices.map(|i| (u64::from(i), inline_word((5, i.into()), u64::from(32 / width))));
+        assert_eq!(got, [want, want].concat());
+        assert_eq!(b.retransmits, 2);
     }
-    // what is sent again is read again
-    b.packets.clear();
-    let indices = [(); 2].map(|()| b.post(5, SendWqe { inline: true, ..write(20) }));
-    b.run(5);
-    b.requester[5].epoch = 1;
-    b.run(5);
-    let got: Vec<_> = b.packets.iter().map(|p| (p.wqe, p.words[0])).collect();
-    let want = indices.map(|i| (u64::from(i), inline_word((5, i.into()), 4)));
-    assert_eq!(got, [want, want].concat());
-    assert_eq!(b.retransmits, 2);
 }
 
 #[test]
 fn sges_from_the_fifth_on_leave_as_words_with_each_packet() {
-    let mut b = Bench::new();
-    b.start_at(5, 0, 0);
-    b.queues[5].sq_log_stride = 9;
-    for num_sge in [0, 1, 4, 5, 6, 15, 16] {
-        b.packets.clear();
-        let more = u64::from(num_sge).saturating_sub(4);
-        let index = b.post(5, SendWqe { num_sge, ..write(3000) });
-        let from = b.clocks;
-        b.turn(5);
-        assert_eq!(b.clocks - from, 4 + (2 * more).saturating_sub(1), "{num_sge} SGEs");
-        b.run(5);
-        let want: Vec<u64> = (0..2 * more).map(|i| inline_word((5, index.into()), 12 + i)).collect();
-        assert_eq!(b.packets.len(), 3);
-        for p in &b.packets {
-            assert_eq!((p.inline, p.more, &p.words), (false, more, &want), "{num_sge} SGEs");
+    for c in [Config::small(), wide()] {
+        let width = c.data_bytes;
+        let mut b = Bench::at(c);
+        b.start_at(5, 0, 0);
+        b.queues[5].sq_log_stride = 9;
+        for num_sge in [0, 1, 4, 5, 6, 15, 16] {
+            b.packets.clear();
+            let more = u64::from(num_sge).saturating_sub(4);
+            let index = b.post(5, SendWqe { num_sge, ..write(3000) });
+            let from = b.clocks;
+            b.turn(5);
+            assert_eq!(b.clocks - from, 4 + words(width, 16 * more).saturating_sub(1), "{num_sge} SGEs");
+            b.run(5);
+            let want: Vec<u64> = (0..words(width, 16 * more))
+                .map(|i| inline_word((5, index.into()), u64::from(96 / width) + i))
+                .collect();
+            assert_eq!(b.packets.len(), 3);
+            for p in &b.packets {
+                assert_eq!((p.inline, p.more, &p.words), (false, more, &want), "{num_sge} SGEs");
+            }
+            // nothing is copied for nothing
+            b.packets.clear();
+            b.post(5, SendWqe { num_sge, ..write(0) });
+            b.run(5);
+            assert_eq!((b.packets.len(), b.packets[0].words.len(), b.words.len()), (1, 0, 0));
+            b.acknowledge_all(5);
         }
-        // nothing is copied for nothing
-        b.packets.clear();
-        b.post(5, SendWqe { num_sge, ..write(0) });
-        b.run(5);
-        assert_eq!((b.packets.len(), b.packets[0].words.len(), b.words.len()), (1, 0, 0));
-        b.acknowledge_all(5);
     }
 }
 

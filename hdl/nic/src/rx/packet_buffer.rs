@@ -7,7 +7,7 @@
 //!                      |
 //!                      +--> read_address, read_word (the PCIe write engine)
 //! ```
-//! In: frames with FCS, a beat per clock; they are never held up (`frame_ready` is constantly high). Out: `headers` of
+//! In: frames from the mac, a beat per clock; they are never held up (`frame_ready` is constantly high). Out: `headers` of
 //! good packets, in order, eight clocks after the frame's last beat; one `reject` per frame that is not. A good frame
 //! that meets a full ring or no free slot is dropped whole and counted as BufferFull. Slots come back in any order, by
 //! two releasers at once; their room is reclaimed in order, one slot per clock. Bytes before the extension headers (at 64
@@ -68,7 +68,7 @@ pub struct PacketBufferIo {
     /// Most bytes between Ethernet header and FCS.
     #[input(16)]
     pub port_mtu: Sig,
-    /// Frames with FCS, from the mac; always ready.
+    /// Frames from the mac; always ready.
     #[sink(c.0.clone())]
     pub frame: Stream<FrameBeat>,
     /// Good packets.

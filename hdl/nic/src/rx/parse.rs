@@ -28,7 +28,7 @@ pub fn beat_bits(c: &Config) -> u32 {
 /// A whole frame, taken apart. Header fields are in network order: first byte most significant.
 #[derive(Bundle, Clone, Copy, Debug)]
 pub struct Parsed {
-    /// Bytes of the frame, FCS included.
+    /// Bytes of the frame, as the mac gave it.
     #[shape(17)]
     pub length: Sig,
     /// The mac reported a wrong FCS or an error on the line.

@@ -4,13 +4,13 @@
 //! the `reject` that names why not. The first of the rejects below that holds is the one counted:
 //!
 //! ```text
-//! BufferFull (cut by the mac)   Runt (< 64)   BadFcs   Oversize   WrongDestinationMac   NotRoce (EtherType)
+//! BufferFull (cut by the mac)   Runt (< 60)   BadFcs   Oversize   WrongDestinationMac   NotRoce (EtherType)
 //! BadIpHeader   NotRoce (protocol, port)   BadUdpLength   Runt (no BTH)   BadIcrc   BadTransportVersion   UnknownOpcode
 //! Runt (no room for the opcode's headers and pad)
 //! ```
-//! What the QP says about the packet is check's matter. UDP checksum, ToS or traffic class, TTL or hop limit, flow label
-//! and a tag's priority are not looked at. IPv6 extension headers are NotRoce. Header fields that
-//! the opcode does not carry are zero.
+//! Lengths are those without FCS, whether the mac hands it on (XGMII) or not (CMAC). What the QP says about the packet
+//! is check's matter. UDP checksum, ToS or traffic class, TTL or hop limit, flow label and a tag's priority are not
+//! looked at. IPv6 extension headers are NotRoce. Header fields that the opcode does not carry are zero.
 //!
 //! Requirements: ATOM CONG ICRC LINE NET PKT
 
@@ -26,10 +26,10 @@ use contract::wire::{
 };
 use hdl::{Bundle, Module, Ports, Sig, cat, delay, delay_init, lit, mux};
 
-/// Bytes of the shortest Ethernet frame, FCS included.
-const SHORTEST: u64 = 64;
-/// Ethernet header and FCS: what a frame is longer than its MTU.
-const ETHERNET: u64 = 18;
+/// Bytes of the shortest Ethernet frame, without FCS.
+const SHORTEST: u64 = 60;
+/// Ethernet header: what a frame without FCS is longer than its MTU.
+const ETHERNET: u64 = 14;
 /// Bytes behind the IP header of a packet of headers alone: UDP, BTH, ICRC.
 const LEAST: u64 = 24;
 
@@ -98,13 +98,15 @@ impl Module for Verify {
         let udp = UdpHeaderBits::unpack(p.udp);
 
         // 1: every question by itself
+        let fcs = u64::from(self.0.fcs_bytes());
+        let (shortest, ethernet_bytes) = (SHORTEST + fcs, ETHERNET + fcs);
         let datagram = mux(ipv6, ip6.payload_length.extend(17) + 40, ip.total_length.extend(17));
         let inner = mux(ipv6, ip6.payload_length, ip.total_length - 20).named("behind_ip");
-        let most = io.port_mtu.extend(17) + ETHERNET;
-        let space = p.length - mux(tagged, lit(17, ETHERNET + 4), lit(17, ETHERNET));
+        let most = io.port_mtu.extend(17) + ethernet_bytes;
+        let space = p.length - mux(tagged, lit(17, ethernet_bytes + 4), lit(17, ethernet_bytes));
         let ask = |name: &str, fails: Sig| delay(&format!("fails_{name}"), fails);
         let cut = ask("cut", p.cut);
-        let runt = ask("runt", p.length.lt(SHORTEST));
+        let runt = ask("runt", p.length.lt(shortest));
         let damaged = ask("fcs", p.damaged);
         let oversize = ask("oversize", p.length.gt(mux(tagged, most + 4, most)));
         let mac = ask("mac", ethernet.destination.ne(io.port_mac));
@@ -128,7 +130,7 @@ impl Module for Verify {
         let destination = delay("destination", mux(ipv6, ip6.destination, ipv4_gid(ip.destination)));
         let vlan = delay("vlan", mux(tagged, p.vlan, lit(12, 0)));
         let has_checksum = delay("has_checksum", !ipv6);
-        let length = delay("length_1", (p.length - 4).bits(0, 16));
+        let length = delay("length_1", (p.length - fcs).bits(0, 16));
 
         // 2: the opcode's headers, the IP checksum
         let row = |f: fn(&contract::opcode::OpcodeRow) -> bool| opcode_is(bth.opcode, f);

@@ -5,8 +5,10 @@
 //!  host ──────▶│ RootComplex ─ cq, rc: TLPs into beats ─▶ ┌─────┐ ─▶ Decoder │──▶ frames
 //!  (mmio,      │             ◀─ rq, cc: beats into TLPs ─ │ RTL │ ◀─ Encoder │◀── frames
 //!   config)    └─────────────────────────────────────────└─────┘────────────┘
-//!                                   core clock 4000 ps     line clocks 6400 ps
+//!                                   core clock 4000 ps     line clocks 6400 ps (XGMII) or 3103 ps (CMAC)
 //! ```
+//!
+//! A model whose streams are 64 bits wide has XGMII pins, one of 512 bits those of the CMAC ([`cmac`]).
 //!
 //! In: clock edges with their time in ps ([`Card::edge`]), frames, host accesses. Out: frames, the root's events, and
 //! [`Violation`]s of the pins' rules. An edge costs two evaluations: one with the clocks low, in which the inputs
@@ -19,8 +21,8 @@
 use crate::{
     Error,
     wire::{
-        Frame,
-        xgmii::{self, Decoder, Encoder, Malformed},
+        Frame, cmac,
+        xgmii::{self, Malformed},
     },
 };
 use pcie_sim::{Iommu, Kind, RawTlp, RootComplex, RootConfig, Sideband, Time};
@@ -29,8 +31,6 @@ use verilated::{Input, Instance, Model, Output};
 
 /// Period of the core clock (250 MHz) in ps.
 pub const CORE_PERIOD: u64 = 4000;
-/// Period of the line clocks (156.25 MHz) in ps.
-pub const LINE_PERIOD: u64 = xgmii::BEAT;
 /// Core clocks of a reset: more than 16 of either clock.
 const RESET_CLOCKS: u32 = 32;
 /// Core clocks for which a card is quiet before its clocks stop: longer than any crossing between its clocks.
@@ -70,7 +70,7 @@ impl CardConfig {
     }
 }
 
-/// The root's configuration for a card of `Config::small`: 64 KiB of registers, 64 doorbell pages, 16 vectors with the
+/// The root's configuration for a card of `Config::small` or `Config::full`: 64 KiB of registers, 64 doorbell pages, 16 vectors with the
 /// pending bits at 0x800.
 pub fn root_config() -> RootConfig {
     RootConfig {
@@ -94,6 +94,14 @@ pub enum Violation {
     /// A frame, or characters between frames, that 802.3 forbids.
     #[error("line: {0}")]
     Line(Malformed),
+    /// A rule of the CMAC's transmit stream.
+    #[error("tx_axis at {at} ps: {rule}")]
+    Cmac {
+        /// When, in ps.
+        at: u64,
+        /// Which.
+        rule: cmac::Violation,
+    },
     /// A frame with a wrong FCS.
     #[error("line: frame of {bytes} bytes at {start} ps has a wrong FCS")]
     Fcs {
@@ -125,6 +133,13 @@ struct SinkPins {
     last: Input,
 }
 
+impl SinkPins {
+    /// Bytes of a beat.
+    fn width(&self) -> usize {
+        4 * verilated::Port::from(self.data).words()
+    }
+}
+
 /// Pins of a TLP stream out of the card.
 #[derive(Clone, Copy)]
 struct SourcePins {
@@ -136,6 +151,46 @@ struct SourcePins {
     last: Output,
 }
 
+impl SourcePins {
+    /// Bytes of a beat.
+    fn width(&self) -> usize {
+        4 * verilated::Port::from(self.data).words()
+    }
+}
+
+/// Pins of the line.
+#[derive(Clone, Copy)]
+enum LinePins {
+    Xgmii { txd: Output, txc: Output, rxd: Input, rxc: Input },
+    Cmac { tx: AxisPins<Output>, tready: Input, rx: AxisPins<Input> },
+}
+
+/// Pins of an AXI stream of the CMAC, `tready` apart.
+#[derive(Clone, Copy)]
+struct AxisPins<P> {
+    tdata: P,
+    tkeep: P,
+    tlast: P,
+    tvalid: P,
+    tuser: P,
+}
+
+impl<P> AxisPins<P> {
+    fn find(
+        name: &str,
+        pin: impl Fn(&str, u32) -> Result<P, verilated::Error>,
+    ) -> Result<Self, verilated::Error> {
+        let pin = |part: &str, width: usize| pin(&format!("{name}_{part}"), width as u32);
+        Ok(Self {
+            tdata: pin("tdata", 8 * cmac::BEAT_BYTES)?,
+            tkeep: pin("tkeep", cmac::BEAT_BYTES)?,
+            tlast: pin("tlast", 1)?,
+            tvalid: pin("tvalid", 1)?,
+            tuser: pin("tuser", 1)?,
+        })
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Pins {
     clock: Input,
@@ -145,10 +200,7 @@ struct Pins {
     tx_reset: Input,
     rx_reset: Input,
     flr: Input,
-    txd: Output,
-    txc: Output,
-    rxd: Input,
-    rxc: Input,
+    line: LinePins,
     rq: SourcePins,
     cc: SourcePins,
     rc: SinkPins,
@@ -174,7 +226,7 @@ struct Pins {
     now_value: Input,
 }
 
-/// A built model whose pins are those of a card with a 64-bit data path; makes any number of cards.
+/// A built model whose pins are those of a card; makes any number of cards.
 #[derive(Clone)]
 pub struct CardModel {
     model: Model,
@@ -190,7 +242,19 @@ impl CardModel {
         waves: bool,
         progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
     ) -> Result<Self, Error> {
-        Self::build(waves, false, progress)
+        Self::build(&nic::Config::small(), waves, false, progress)
+    }
+
+    /// The card of any configuration, likewise.
+    ///
+    /// # Errors
+    /// As [`CardModel::small`].
+    pub fn of(
+        config: &nic::Config,
+        waves: bool,
+        progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
+    ) -> Result<Self, Error> {
+        Self::build(config, waves, false, progress)
     }
 
     /// The same, counting what of it is used: [`Card::top`].
@@ -198,16 +262,17 @@ impl CardModel {
     /// # Errors
     /// As [`CardModel::small`].
     pub fn counting(progress: Option<&(dyn Fn(verilated::Progress) + Sync)>) -> Result<Self, Error> {
-        Self::build(false, true, progress)
+        Self::build(&nic::Config::small(), false, true, progress)
     }
 
     fn build(
+        config: &nic::Config,
         trace: bool,
         coverage: bool,
         progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
     ) -> Result<Self, Error> {
-        let design = hdl::elaborate(&nic::nic::Nic(nic::Config::small()))
-            .map_err(|error| Error::Rtl(error.to_string()))?;
+        let design =
+            hdl::elaborate(&nic::nic::Nic(config.clone())).map_err(|error| Error::Rtl(error.to_string()))?;
         let verilog = design.verilog(hdl::Style { sources: false });
         let source = verilated::Source::new(design.top(), &verilog);
         Self::new(Model::build(&verilated::Source { trace, coverage, progress, ..source })?)
@@ -220,13 +285,14 @@ impl CardModel {
     pub fn new(model: Model) -> Result<Self, Error> {
         let input = |name: &str, width| model.input(name, width);
         let output = |name: &str, width| model.output(name, width);
+        let bits = model.ports().iter().find(|port| port.name == "rq_data").map_or(64, |port| port.width);
         let sink = |name: &str| {
             let pin = |part: &str| format!("{name}_{part}");
             Ok::<_, verilated::Error>(SinkPins {
                 valid: input(&pin("valid"), 1)?,
                 ready: output(&pin("ready"), 1)?,
                 header: input(&pin("header"), 128)?,
-                data: input(&pin("data"), 64)?,
+                data: input(&pin("data"), bits)?,
                 first: input(&pin("first"), 1)?,
                 last: input(&pin("last"), 1)?,
             })
@@ -237,10 +303,24 @@ impl CardModel {
                 valid: output(&pin("valid"), 1)?,
                 ready: input(&pin("ready"), 1)?,
                 header: output(&pin("header"), 128)?,
-                data: output(&pin("data"), 64)?,
+                data: output(&pin("data"), bits)?,
                 first: output(&pin("first"), 1)?,
                 last: output(&pin("last"), 1)?,
             })
+        };
+        let line = if bits == 64 {
+            LinePins::Xgmii {
+                txd: output("xgmii_txd", 64)?,
+                txc: output("xgmii_txc", 8)?,
+                rxd: input("xgmii_rxd", 64)?,
+                rxc: input("xgmii_rxc", 8)?,
+            }
+        } else {
+            LinePins::Cmac {
+                tx: AxisPins::find("tx_axis", output)?,
+                tready: input("tx_axis_tready", 1)?,
+                rx: AxisPins::find("rx_axis", input)?,
+            }
         };
         let pins = Pins {
             clock: input("clock", 1)?,
@@ -250,10 +330,7 @@ impl CardModel {
             tx_reset: input("tx_reset", 1)?,
             rx_reset: input("rx_reset", 1)?,
             flr: input("flr", 1)?,
-            txd: output("xgmii_txd", 64)?,
-            txc: output("xgmii_txc", 8)?,
-            rxd: input("xgmii_rxd", 64)?,
-            rxc: input("xgmii_rxc", 8)?,
+            line,
             rq: source("rq")?,
             cc: source("cc")?,
             rc: sink("rc")?,
@@ -285,6 +362,115 @@ impl CardModel {
     pub fn traced(&self) -> bool {
         self.model.traced()
     }
+
+    /// Period of its line clocks in ps.
+    pub fn line_period(&self) -> u64 {
+        match self.pins.line {
+            LinePins::Xgmii { .. } => xgmii::BEAT,
+            LinePins::Cmac { .. } => cmac::PERIOD,
+        }
+    }
+
+    /// Rate of its line in bits per second.
+    pub fn line_rate(&self) -> u64 {
+        match self.pins.line {
+            LinePins::Xgmii { .. } => xgmii::RATE,
+            LinePins::Cmac { .. } => cmac::RATE,
+        }
+    }
+}
+
+/// What speaks with the pins of the line.
+enum Line {
+    Xgmii { decoder: xgmii::Decoder, encoder: xgmii::Encoder },
+    Cmac { decoder: cmac::Decoder, encoder: cmac::Encoder, ready: bool },
+}
+
+impl Line {
+    fn new(pins: &LinePins) -> Self {
+        match pins {
+            LinePins::Xgmii { .. } => {
+                Self::Xgmii { decoder: xgmii::Decoder::default(), encoder: xgmii::Encoder::new() }
+            }
+            LinePins::Cmac { .. } => Self::Cmac {
+                decoder: cmac::Decoder::default(),
+                encoder: cmac::Encoder::default(),
+                ready: false,
+            },
+        }
+    }
+
+    fn push(&mut self, frame: Frame) {
+        match self {
+            Self::Xgmii { encoder, .. } => encoder.push(frame),
+            Self::Cmac { encoder, .. } => encoder.push(frame),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Xgmii { decoder, encoder } => decoder.is_idle() && encoder.is_idle(),
+            Self::Cmac { decoder, encoder, .. } => decoder.is_idle() && encoder.is_idle(),
+        }
+    }
+
+    /// At a rising edge: the beat that the CMAC takes in it (`Some(None)`: it would have taken one).
+    fn moves(&self, top: &Instance, pins: &LinePins) -> Option<Option<cmac::Beat>> {
+        let (Self::Cmac { ready: true, .. }, LinePins::Cmac { tx, .. }) = (self, pins) else { return None };
+        if top.get(tx.tvalid) == 0 {
+            return Some(None);
+        }
+        let mut data = [0; cmac::BEAT_BYTES / 4];
+        top.get_wide(tx.tdata, &mut data);
+        let keep = top.get(tx.tkeep);
+        Some(Some(cmac::Beat { data, keep, last: top.get(tx.tlast) != 0, user: top.get(tx.tuser) != 0 }))
+    }
+
+    /// Frames on their way to the card whose last beat the pins have not shown.
+    fn pending(&self) -> usize {
+        match self {
+            Self::Xgmii { encoder, .. } => encoder.pending(),
+            Self::Cmac { encoder, .. } => encoder.pending(),
+        }
+    }
+
+    /// Behind a rising edge: the frame that has ended, and the pins until the next edge.
+    fn turn(
+        &mut self,
+        top: &mut Instance,
+        pins: &LinePins,
+        moved: Option<Option<cmac::Beat>>,
+        now: u64,
+    ) -> Result<Option<Frame>, Violation> {
+        match (self, pins) {
+            (Self::Xgmii { decoder, encoder }, LinePins::Xgmii { txd, txc, rxd, rxc }) => {
+                let ended = decoder.beat(top.get(*txd), top.get(*txc) as u8, now);
+                let (data, control) = encoder.beat(now);
+                top.set(*rxd, data);
+                top.set(*rxc, control.into());
+                ended.transpose().map_err(Violation::Line)
+            }
+            (Self::Cmac { decoder, encoder, ready }, LinePins::Cmac { tready, rx, .. }) => {
+                let ended = match &moved {
+                    Some(Some(beat)) => decoder.beat(beat, now),
+                    Some(None) => decoder.pause().map(|()| None),
+                    None => Ok(None),
+                };
+                *ready = decoder.is_ready(now + cmac::PERIOD);
+                top.set(*tready, u64::from(*ready));
+                let beat = encoder.beat(now);
+                top.set(rx.tvalid, u64::from(beat.is_some()));
+                if let Some(beat) = beat {
+                    top.set_wide(rx.tdata, &beat.data);
+                    top.set(rx.tkeep, beat.keep);
+                    top.set(rx.tlast, beat.last.into());
+                    top.set(rx.tuser, beat.user.into());
+                }
+                ended.map_err(|rule| Violation::Cmac { at: now, rule })
+            }
+            _ => unreachable!("a line of other pins"),
+        }
+    }
 }
 
 /// A TLP on its way into the card, beat by beat.
@@ -310,22 +496,24 @@ impl Sender {
     fn beat(&self, top: &mut Instance, pins: &SinkPins) {
         let Some(tlp) = &self.tlp else { return };
         let rest = &tlp.payload[self.sent..];
-        let word = match rest.first_chunk() {
-            Some(word) => u64::from_le_bytes(*word),
-            None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
-        };
-        top.set(pins.data, word);
+        let mut words = [0; cmac::BEAT_BYTES / 4];
+        for (word, bytes) in words.iter_mut().zip(rest.chunks(4)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u32::from(*byte));
+        }
+        let width = pins.width();
+        top.set_wide(pins.data, &words[..width / 4]);
         top.set(pins.first, u64::from(self.sent == 0));
-        top.set(pins.last, u64::from(rest.len() <= 8));
+        top.set(pins.last, u64::from(rest.len() <= width));
     }
 
     /// The beat was taken.
     fn taken(&mut self, top: &mut Instance, pins: &SinkPins) {
-        let done = self.tlp.as_ref().is_none_or(|tlp| tlp.payload.len() <= self.sent + 8);
+        let width = pins.width();
+        let done = self.tlp.as_ref().is_none_or(|tlp| tlp.payload.len() <= self.sent + width);
         if done {
             self.stop(top, pins);
         } else {
-            self.sent += 8;
+            self.sent += width;
             self.beat(top, pins);
         }
     }
@@ -358,16 +546,19 @@ impl Collector {
             let mut words = [0; 4];
             top.get_wide(pins.header, &mut words);
             self.header = [words[3], words[2], words[1], words[0]];
-            self.payload = Vec::with_capacity(self.bytes().next_multiple_of(8));
+            self.payload = Vec::with_capacity(self.bytes().next_multiple_of(pins.width()));
         }
         self.open = !last;
+        let width = pins.width();
         if self.bytes() > 0 {
-            self.payload.extend_from_slice(&top.get(pins.data).to_le_bytes());
+            let mut words = [0; cmac::BEAT_BYTES / 4];
+            top.get_wide(pins.data, &mut words[..width / 4]);
+            self.payload.extend(words[..width / 4].iter().flat_map(|word| word.to_le_bytes()));
         }
         let tlp = last.then(|| {
             let mut payload = std::mem::take(&mut self.payload);
-            // The last beat may be half used; any other difference is left for the judge to name.
-            if payload.len() == self.bytes() + 4 {
+            // The last beat may be used in part; any other difference is left for the judge to name.
+            if (self.bytes()..self.bytes() + width).contains(&payload.len()) {
                 payload.truncate(self.bytes());
             }
             RawTlp { header: self.header, payload }
@@ -421,8 +612,8 @@ pub struct Card {
     cc: Collector,
     /// When the root gives up on the host read that the card is answering.
     answering: Option<u64>,
-    decoder: Decoder,
-    encoder: Encoder,
+    line: Line,
+    line_period: u64,
     quiet_clocks: u32,
     asleep: bool,
     /// When it wakes by itself, in ps.
@@ -431,6 +622,8 @@ pub struct Card {
     clocks: u64,
     /// When the card took the last beat of a request of the host, in ps.
     request_taken: u64,
+    /// When it took the last beat of a frame, in ps.
+    frame_taken: u64,
     violations: Vec<Violation>,
     dumped: Option<u64>,
 }
@@ -454,14 +647,15 @@ impl Card {
             rq: Collector::default(),
             cc: Collector::default(),
             answering: None,
-            decoder: Decoder::default(),
-            encoder: Encoder::new(),
+            line: Line::new(&model.pins.line),
+            line_period: model.line_period(),
             quiet_clocks: 0,
             asleep: false,
             due: NEVER,
             load_now: false,
             clocks: 0,
             request_taken: 0,
+            frame_taken: 0,
             violations: Vec::new(),
             dumped: None,
             config,
@@ -473,8 +667,10 @@ impl Card {
         let mac = card.config.mac.iter().fold(0, |mac, byte| mac << 8 | u64::from(*byte));
         top.set(pins.factory_mac, mac);
         top.set(pins.factory_mtu, card.config.mtu.into());
-        top.set(pins.rxd, xgmii::IDLE.0);
-        top.set(pins.rxc, u64::from(xgmii::IDLE.1));
+        if let LinePins::Xgmii { rxd, rxc, .. } = pins.line {
+            top.set(rxd, xgmii::IDLE.0);
+            top.set(rxc, u64::from(xgmii::IDLE.1));
+        }
         card.drive_sideband();
         card.top.eval()?;
         Ok(card)
@@ -493,6 +689,11 @@ impl Card {
     /// When it took the last byte of the host's last request, in ps.
     pub fn request_taken(&self) -> u64 {
         self.request_taken
+    }
+
+    /// When it took the last beat of the last frame, in ps.
+    pub fn frame_taken(&self) -> u64 {
+        self.frame_taken
     }
 
     /// Whether no reset is under way.
@@ -532,9 +733,9 @@ impl Card {
         std::mem::take(&mut self.violations)
     }
 
-    /// A frame reaches the card: its characters follow from the next line edge on.
+    /// A frame reaches the card: it follows from the next line edge on.
     pub fn receive(&mut self, frame: Frame) {
-        self.encoder.push(frame);
+        self.line.push(frame);
         self.wake();
     }
 
@@ -661,7 +862,7 @@ impl Card {
         self.top.set(pins.tx_clock, 0);
         self.top.set(pins.rx_clock, 0);
         self.top.eval()?;
-        self.dump(now.saturating_sub(LINE_PERIOD / 4))?;
+        self.dump(now.saturating_sub(self.line_period / 4))?;
         let (mut rc_moves, mut cq_moves) = (false, false);
         if core {
             self.clocks += 1;
@@ -677,7 +878,9 @@ impl Card {
             }
             self.top.set(pins.clock, 1);
         }
+        let mut moved = None;
         if line {
+            moved = self.line.moves(&self.top, &pins.line);
             self.top.set(pins.tx_clock, 1);
             self.top.set(pins.rx_clock, 1);
         }
@@ -692,7 +895,7 @@ impl Card {
                 self.request_taken = now;
             }
         }
-        let frame = if line { self.after_line(now) } else { None };
+        let frame = if line { self.after_line(now, moved) } else { None };
         if core {
             self.after_core(now);
         }
@@ -747,24 +950,28 @@ impl Card {
         }
     }
 
-    fn after_line(&mut self, now: u64) -> Option<Frame> {
-        let pins = &self.pins;
-        let (data, control) = (self.top.get(pins.txd), self.top.get(pins.txc) as u8);
+    fn after_line(&mut self, now: u64, moved: Option<Option<cmac::Beat>>) -> Option<Frame> {
+        // what the pins say under the reset of power-on is not judged
         let in_reset = matches!(self.phase, Phase::PowerOn(_));
-        let ended = if in_reset { None } else { self.decoder.beat(data, control, now) };
-        let (data, control) = self.encoder.beat(now);
-        self.top.set(pins.rxd, data);
-        self.top.set(pins.rxc, control.into());
-        match ended? {
+        if in_reset {
+            return None;
+        }
+        let pending = self.line.pending();
+        let turn = self.line.turn(&mut self.top, &self.pins.line, moved, now);
+        if self.line.pending() < pending {
+            // at the next edge
+            self.frame_taken = now + self.line_period;
+        }
+        match turn {
             Ok(frame) => {
-                if !frame.fcs_is_good() {
-                    let (start, bytes) = (frame.start, frame.bytes.len());
-                    self.violations.push(Violation::Fcs { start, bytes });
+                if let Some(Frame { start, bytes, .. }) = frame.as_ref().filter(|frame| !frame.fcs_is_good())
+                {
+                    self.violations.push(Violation::Fcs { start: *start, bytes: bytes.len() });
                 }
-                Some(frame)
+                frame
             }
-            Err(malformed) => {
-                self.violations.push(Violation::Line(malformed));
+            Err(violation) => {
+                self.violations.push(violation);
                 None
             }
         }
@@ -780,8 +987,7 @@ impl Card {
             && !self.rc.shown
             && !self.cq.shown
             && self.answering.is_none()
-            && self.encoder.is_idle()
-            && self.decoder.is_idle();
+            && self.line.is_idle();
         self.quiet_clocks = if quiet { self.quiet_clocks + 1 } else { 0 };
         match self.phase {
             Phase::Running if self.quiet_clocks >= QUIET_CLOCKS => self.fall_asleep(now),

@@ -1,7 +1,7 @@
 //! The simulated machine room: clock, cards, wires, stories, vfio-user server, captures.
 //!
 //! ```text
-//! story | vfio-user client > room > card 0: root complex <TLP beats> Verilated RTL <XGMII> wire <XGMII> RTL <> root
+//! story | vfio-user client > room > card 0: root complex <TLP beats> Verilated RTL <XGMII, CMAC> wire <> RTL <> root
 //! ```
 //!
 //! Everything here is sans-IO and runs in simulated time, except [`server`], which serves other processes.

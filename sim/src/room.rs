@@ -15,7 +15,7 @@
 use crate::{
     Error,
     capture::Capture,
-    card::{CORE_PERIOD, Card, CardConfig, CardModel, LINE_PERIOD, Violation},
+    card::{CORE_PERIOD, Card, CardConfig, CardModel, Violation},
     function::Function,
     wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, line_time},
 };
@@ -28,8 +28,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Rate of the line in bits per second.
-pub const LINE_RATE: u64 = 10_000_000_000;
 /// TLP records that are gathered before they go to the log's file.
 const LOG_BATCH: usize = 4096;
 /// "No such instant."
@@ -101,6 +99,10 @@ pub struct Room {
     now: u64,
     next_core: u64,
     next_line: u64,
+    /// Period of the line clocks in ps.
+    line_period: u64,
+    /// Rate of the line in bits per second.
+    line_rate: u64,
     capture: Option<Capture>,
     logs: Vec<Option<TlpLog>>,
     sights: Option<Vec<Sight>>,
@@ -134,7 +136,9 @@ impl Room {
             wire_due: NEVER,
             now: 0,
             next_core: CORE_PERIOD,
-            next_line: LINE_PERIOD,
+            next_line: model.line_period(),
+            line_period: model.line_period(),
+            line_rate: model.line_rate(),
             capture: None,
             logs,
             sights: None,
@@ -237,7 +241,7 @@ impl Room {
     /// # Errors
     /// The capture cannot be written.
     pub fn inject_raw(&mut self, from: Side, bytes: Vec<u8>) -> Result<(), Error> {
-        self.send(from.index(), Frame::new(bytes, self.now, LINE_RATE))
+        self.send(from.index(), Frame::new(bytes, self.now, self.line_rate))
     }
 
     /// Captures both ends of the wire into `path` (`-`: live, to stdout).
@@ -410,7 +414,7 @@ impl Room {
             let to = due.min(limit);
             let align = |period: u64, next: u64| to.div_ceil(period).saturating_mul(period).max(next);
             (self.next_core, self.next_line) =
-                (align(CORE_PERIOD, self.next_core), align(LINE_PERIOD, self.next_line));
+                (align(CORE_PERIOD, self.next_core), align(self.line_period, self.next_line));
             if due > limit {
                 self.now = self.now.max(limit);
                 return Ok(());
@@ -427,7 +431,7 @@ impl Room {
             self.next_core += CORE_PERIOD;
         }
         if line {
-            self.next_line += LINE_PERIOD;
+            self.next_line += self.line_period;
         }
         if self.wire_due <= at {
             self.deliver();
@@ -464,7 +468,7 @@ impl Room {
         let fault = self.wire.send(from, frame.clone());
         if let Some(capture) = &mut self.capture {
             capture.sent(end, &frame, fault);
-            capture.advance(self.now.saturating_sub(LINE_PERIOD))?;
+            capture.advance(self.now.saturating_sub(self.line_period))?;
         }
         let lost = matches!(fault, Some(Fault::Dropped { .. }));
         if let Some(watcher) = &mut self.watcher {
@@ -520,8 +524,8 @@ impl Room {
                 bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
                 let check = fcs(&bytes);
                 bytes.extend_from_slice(&check);
-                let frame = Frame::new(bytes, now, LINE_RATE);
-                peer.free = frame.end + line_time(GAP_BYTES, LINE_RATE);
+                let frame = Frame::new(bytes, now, self.line_rate);
+                peer.free = frame.end + line_time(GAP_BYTES, self.line_rate);
                 // A capture that cannot be written is told at the next frame of a card, or at the end.
                 let _ = self.send(1, frame);
             }

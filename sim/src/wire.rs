@@ -1,7 +1,7 @@
 //! A full-duplex Ethernet wire between ports A and B, frame by frame, in simulated time.
 //!
 //! ```text
-//! card A --XGMII--> Decoder --Frame--> Wire (delay, rate, faults) --Delivery--> Encoder --XGMII--> card B
+//! card A --pins--> Decoder --Frame--> Wire (delay, rate, faults) --Delivery--> Encoder --pins--> card B
 //!                                        (and the same from B to A)
 //! ```
 //!
@@ -18,6 +18,7 @@
 //! Never: the wire has no clock of its own, never holds back the sender (a wire has no back-pressure; a shaped queue grows
 //! without limit), never changes a byte except by [`Fault::Corrupted`].
 
+pub mod cmac;
 pub mod xgmii;
 
 use rand_chacha::{

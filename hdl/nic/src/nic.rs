@@ -1,7 +1,7 @@
 //! The whole card, wiring only.
 //!
 //! ```text
-//!            cq,cc           rq,rc                                      xgmii
+//!            cq,cc           rq,rc                                      xgmii or CMAC
 //!   host <-> bar,msix <-> csr  read,write <-> fetch,gather,place,command   mac <-> packetise, packet buffer
 //! ```
 //! Core clock: everything but the line side of the mac. `flr` resets everything but the mac. `quiet` says that nothing
@@ -13,7 +13,10 @@ use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
 use crate::flow::{Count, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse};
-use crate::mac::{Mac, MacIo};
+use crate::mac::{
+    Mac, MacIo,
+    pins::{LineIn, LineOut},
+};
 use crate::pcie::bar::Bar;
 use crate::pcie::msix::Msix;
 use crate::pcie::{read::Read, transmit::Transmit, write::Write};
@@ -70,18 +73,12 @@ pub struct NicIo {
     /// Its reset.
     #[input]
     pub rx_reset: Sig,
-    /// XGMII data out.
-    #[output(64)]
-    pub xgmii_txd: Sig,
-    /// XGMII control out.
-    #[output(8)]
-    pub xgmii_txc: Sig,
-    /// XGMII data in.
-    #[input(64)]
-    pub xgmii_rxd: Sig,
-    /// XGMII control in.
-    #[input(8)]
-    pub xgmii_rxc: Sig,
+    /// Pins toward the line: XGMII at 64 bit, the CMAC's transmit stream at 512.
+    #[output(c.0.clone())]
+    pub line_out: LineOut,
+    /// Pins from the line.
+    #[input(c.0.clone())]
+    pub line_in: LineIn,
     /// Requests of the card.
     #[source(c.0.clone())]
     pub rq: Stream<TlpBeat>,
@@ -182,13 +179,11 @@ impl Module for Nic {
             (mac.tx_reset, io.tx_reset),
             (mac.rx_clock, io.rx_clock),
             (mac.rx_reset, io.rx_reset),
-            (mac.xgmii_rxd, io.xgmii_rxd),
-            (mac.xgmii_rxc, io.xgmii_rxc),
-            (io.xgmii_txd, mac.xgmii_txd),
-            (io.xgmii_txc, mac.xgmii_txc),
         ] {
             pin.set(from);
         }
+        mac.line.assign(&io.line_in);
+        io.line_out.assign(&mac.out);
         Domain::new(io.clock, Some(core_reset)).within(|| self.core(io, &mac));
     }
 }

@@ -16,6 +16,8 @@ use std::collections::VecDeque;
 
 /// Time of one beat in ps.
 pub const BEAT: u64 = 6400;
+/// Rate of the line in bits per second.
+pub const RATE: u64 = 10_000_000_000;
 /// Time of one character in ps.
 pub const CHARACTER: u64 = 800;
 /// A beat of eight Idle characters: (data, ctrl).

@@ -6,7 +6,7 @@ use nic::{Config, nic::Nic};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: emit --config small --out DIR";
+const USAGE: &str = "usage: emit --config small|full --out DIR";
 
 fn main() -> ExitCode {
     match run() {

@@ -1,16 +1,21 @@
-//! The line: 10 Gigabit Ethernet over 64-bit XGMII.
+//! The line: 10 Gigabit Ethernet over 64-bit XGMII, or the hard 100 Gigabit MAC of UltraScale+ (CMAC) at 512 bit.
 //!
 //! ```text
 //!   core clock                                                      transmit clock
-//! transmit ---> FIFO of whole frames ---- count of whole frames ---> mac transmit ---> xgmii_tx
+//! transmit ---> FIFO of whole frames ---- count of whole frames ---> transmitter ---> XGMII, or tx_axis of the CMAC
 //!                                                                   receive clock
-//! receive <---- FIFO <--------------------------------------------- mac receive <----- xgmii_rx
+//! receive <---- FIFO <--------------------------------------------- receiver <------- XGMII, or rx_axis of the CMAC
 //! ```
 //! `transmit` takes frames without FCS and back-pressures; a frame starts on the line only when all of it is in the
-//! FIFO, so it never runs dry whatever the core does (store and forward: 512 beats of core time for 4 KiB). `receive`
-//! gives frames with FCS and an `error` flag; when the core does not take them, whole frames are lost and each is
-//! reported by a last beat of 0 bytes (see [`receive`]). All three resets overlap at power-up; none may come alone.
+//! FIFO, so it never runs dry whatever the core does (store and forward: 4 KiB are 512 beats of core time at 64 bit, 64 at
+//! 512). `receive` gives frames with an `error` flag, with FCS from XGMII and without from the CMAC; when the core does not
+//! take them, whole frames are lost and each is reported by a last beat of 0 bytes (see [`overrun`]). All three
+//! resets overlap at power-up; none may come alone.
 
+pub mod cmac_receive;
+pub mod cmac_transmit;
+pub mod overrun;
+pub mod pins;
 pub mod receive;
 pub mod transmit;
 
@@ -18,9 +23,10 @@ use crate::config::Config;
 use crate::flow::FrameBeat;
 use crate::prim::async_fifo::{AsyncFifo, binary, gray};
 use hdl::{Bundle, Domain, Module, Ports, Sig, Stream, index_width, instance, reg_init, synchronise, when};
+use pins::{Axis, LineIn, LineOut};
 
-/// Beats of the transmit FIFO: 16 KiB, more than the longest frame (9216 and headers).
-const TRANSMIT_BEATS: u32 = 2048;
+/// Bytes of the transmit FIFO: more than the longest frame (9216 and headers).
+const TRANSMIT_BYTES: u32 = 16384;
 /// Beats of the receive FIFO: enough for the crossing; the core takes a beat per clock.
 const RECEIVE_BEATS: u32 = 32;
 
@@ -32,13 +38,13 @@ pub struct Mac(pub Config);
 #[derive(Ports)]
 #[ports(Mac)]
 pub struct MacIo {
-    /// 156.25 MHz of the transmitter.
+    /// Clock of the transmitter: 156.25 MHz of XGMII, 322.27 MHz of the CMAC.
     #[input]
     pub tx_clock: Sig,
     /// Its reset.
     #[input]
     pub tx_reset: Sig,
-    /// 156.25 MHz recovered by the receiver.
+    /// Clock of the receiver, likewise.
     #[input]
     pub rx_clock: Sig,
     /// Its reset.
@@ -47,24 +53,18 @@ pub struct MacIo {
     /// Frames to send, without FCS and padding, at most 16 KiB each (core clock).
     #[sink(c.0.clone())]
     pub transmit: Stream<FrameBeat>,
-    /// Frames received, with FCS (core clock).
+    /// Frames received (core clock).
     #[source(c.0.clone())]
     pub receive: Stream<FrameBeat>,
     /// Every frame that entered `transmit` has left the pins (core clock, some clocks late).
     #[output]
     pub idle: Sig,
-    /// XGMII transmit data (transmit clock).
-    #[output(64)]
-    pub xgmii_txd: Sig,
-    /// XGMII transmit control.
-    #[output(8)]
-    pub xgmii_txc: Sig,
-    /// XGMII receive data (receive clock).
-    #[input(64)]
-    pub xgmii_rxd: Sig,
-    /// XGMII receive control.
-    #[input(8)]
-    pub xgmii_rxc: Sig,
+    /// Pins toward the line (transmit clock).
+    #[output(c.0.clone())]
+    pub out: LineOut,
+    /// Pins from the line (receive clock, but for `tready`).
+    #[input(c.0.clone())]
+    pub line: LineIn,
 }
 
 impl Module for Mac {
@@ -73,17 +73,17 @@ impl Module for Mac {
         format!("mac_{}", self.0.name)
     }
     fn doc(&self) -> String {
-        "10 Gigabit Ethernet MAC on 64-bit XGMII, with the crossings to the core clock.".into()
+        let kind = if self.0.data_bytes == 8 { "10 Gigabit, 64-bit XGMII" } else { "100 Gigabit, the CMAC" };
+        format!("Ethernet line ({kind}), with the crossings to the core clock.")
     }
     fn body(&self, io: &MacIo) {
         let c = &self.0;
-        assert!(c.data_bytes == 8, "mac: data_bytes = {}, XGMII has 8", c.data_bytes);
         let width = FrameBeat::total_width(c);
         let core = Domain::implicit();
         let tx = Domain::new(io.tx_clock, Some(io.tx_reset));
         let rx = Domain::new(io.rx_clock, Some(io.rx_reset));
 
-        let fifo = instance("transmit_fifo", &AsyncFifo { depth: TRANSMIT_BEATS, width });
+        let fifo = instance("transmit_fifo", &AsyncFifo { depth: TRANSMIT_BYTES / c.data_bytes, width });
         fifo.write_clock.set(core.clock());
         fifo.write_reset.set(core.reset());
         fifo.read_clock.set(io.tx_clock);
@@ -92,7 +92,7 @@ impl Module for Mac {
         fifo.input.data.set(io.transmit.data.to_bits());
         io.transmit.ready.set(fifo.input.ready);
         // frames may be as many as beats
-        let count = index_width(TRANSMIT_BEATS) + 1;
+        let count = index_width(TRANSMIT_BYTES / c.data_bytes) + 1;
         let entered = reg_init("frames_entered", count, 0);
         let entered_gray = reg_init("frames_entered_gray", count, 0);
         when(io.transmit.moves() & io.transmit.data.last, || {
@@ -108,7 +108,7 @@ impl Module for Mac {
             let seen = hdl::delay_init("frames_seen_1", binary(seen));
             let seen = hdl::delay_init("frames_seen_2", seen);
             let started = reg_init("frames_started", count, 0);
-            let transmit = instance("transmitter", &transmit::Transmit(c.clone()));
+            let transmit = Transmitter::new(c, io);
             transmit.whole.set(seen.ne(started));
             when(transmit.started, || started.set(started + 1));
             let left = reg_init("frames_left", count, 0);
@@ -121,12 +121,8 @@ impl Module for Mac {
         transmit.frame.valid.set(fifo.output.valid);
         transmit.frame.data.assign(&FrameBeat::from_bits(c, fifo.output.data));
         fifo.output.ready.set(transmit.frame.ready);
-        io.xgmii_txd.set(transmit.txd);
-        io.xgmii_txc.set(transmit.txc);
 
-        let receive = rx.within(|| instance("receiver", &receive::Receive(c.clone())));
-        receive.rxd.set(io.xgmii_rxd);
-        receive.rxc.set(io.xgmii_rxc);
+        let receive = rx.within(|| Receiver::new(c, io));
         let fifo = instance("receive_fifo", &AsyncFifo { depth: RECEIVE_BEATS, width });
         fifo.write_clock.set(io.rx_clock);
         fifo.write_reset.set(io.rx_reset);
@@ -138,5 +134,69 @@ impl Module for Mac {
         io.receive.valid.set(fifo.output.valid);
         io.receive.data.assign(&FrameBeat::from_bits(c, fifo.output.data));
         fifo.output.ready.set(io.receive.ready);
+    }
+}
+
+/// What all transmitters have.
+struct Transmitter {
+    frame: Stream<FrameBeat>,
+    whole: Sig,
+    started: Sig,
+    left: Sig,
+}
+
+impl Transmitter {
+    /// That of the configuration, at its pins.
+    fn new(c: &Config, io: &MacIo) -> Transmitter {
+        match (io.out, io.line) {
+            (LineOut::Cmac(pins), LineIn::Cmac { tready, .. }) => {
+                let t = instance("transmitter", &cmac_transmit::CmacTransmit(c.clone()));
+                t.tready.set(tready);
+                pins.drive(&t.pins());
+                Transmitter { frame: t.frame, whole: t.whole, started: t.started, left: t.left }
+            }
+            (LineOut::Xgmii { txd, txc }, _) => {
+                let t = instance("transmitter", &transmit::Transmit(c.clone()));
+                txd.set(t.txd);
+                txc.set(t.txc);
+                Transmitter { frame: t.frame, whole: t.whole, started: t.started, left: t.left }
+            }
+            (LineOut::Cmac(_), LineIn::Xgmii { .. }) => unreachable!("pins of one configuration"),
+        }
+    }
+}
+
+/// What all receivers have.
+struct Receiver {
+    valid: Sig,
+    frame: FrameBeat,
+    room: Sig,
+}
+
+impl Receiver {
+    /// That of the configuration, at its pins.
+    fn new(c: &Config, io: &MacIo) -> Receiver {
+        match io.line {
+            LineIn::Xgmii { rxd, rxc } => {
+                let r = instance("receiver", &receive::Receive(c.clone()));
+                r.rxd.set(rxd);
+                r.rxc.set(rxc);
+                Receiver { valid: r.valid, frame: r.frame, room: r.room }
+            }
+            LineIn::Cmac { rx, .. } => {
+                let r = instance("receiver", &cmac_receive::CmacReceive(c.clone()));
+                let Axis { tdata, tkeep, tlast, tvalid, tuser } = rx;
+                for (to, from) in [
+                    (r.tdata, tdata),
+                    (r.tkeep, tkeep),
+                    (r.tlast, tlast),
+                    (r.tvalid, tvalid),
+                    (r.tuser, tuser),
+                ] {
+                    to.set(from);
+                }
+                Receiver { valid: r.valid, frame: r.frame, room: r.room }
+            }
+        }
     }
 }

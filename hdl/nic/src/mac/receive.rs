@@ -5,13 +5,13 @@
 //! of the frame, no Terminate before the next Start, or shorter than 64 bytes. What has no start frame delimiter where
 //! Start promises one is no frame. There is no upper limit of length here; verify has one.
 //!
-//! A beat that finds no `room` ends its frame: the rest is discarded and, as soon as there is room, a last beat of 0
-//! bytes closes (or stands for) it, one per frame lost, so that each is counted.
+//! A beat that finds no `room`: see [`super::overrun`].
 //!
 //! Requirements: LINE
 
 use crate::config::Config;
 use crate::flow::FrameBeat;
+use crate::mac::overrun::overrun;
 use crate::mac::transmit::{START, TERMINATE};
 use crate::prim::crc::residues;
 use hdl::{
@@ -21,8 +21,6 @@ use hdl::{
 
 /// Start frame delimiter.
 const DELIMITER: u64 = 0xD5;
-/// Frames lost while there is no room are counted up to here; more are counted as one.
-const LOST: u32 = 8;
 
 /// The stage.
 #[derive(Clone, Debug)]
@@ -132,19 +130,8 @@ impl Module for Receive {
         e.assign(&emit);
 
         // 4: room, or one name per frame
-        let discard = reg_init("discard", 1, 0);
-        let lost = reg_init("lost", LOST, 0);
-        let pass = e_valid & !discard & lost.none();
-        let refuse = e_valid & !discard & !(lost.none() & io.room);
-        let close = lost.any();
-        when(refuse, || discard.set(!e.last)).elif(e_valid & e.last, || discard.set(0));
-        let closed = close & io.room;
-        when(refuse & !closed & !lost.all(), || lost.set(lost + 1));
-        when(!refuse & closed, || lost.set(lost - 1));
-        io.valid.set(pass | close);
-        io.frame.data.set(e.data);
-        io.frame.last.set(e.last | close);
-        io.frame.bytes.set(mux(close, lit(4, 0), e.bytes));
-        io.frame.error.set(e.error | close);
+        let (leaves, frame) = overrun(e_valid, &e, io.room);
+        io.valid.set(leaves);
+        io.frame.assign(&frame);
     }
 }

@@ -6,7 +6,7 @@
 use crate::{
     Args, Task, captures, generate, install, run, spec,
     step::{Steps, Verdict},
-    synth, tools,
+    story, synth, tools,
 };
 
 /// The task `test`.
@@ -41,6 +41,7 @@ fn test(args: Args) -> anyhow::Result<()> {
         run::show(&mut run::cargo(["test", "--workspace", "--no-fail-fast"]))?;
         Ok(Verdict::Passed)
     });
+    steps.step("stories at 512 bit", shown(story::wide()));
     let (files, icrc_files) = (captures::find(), captures::find());
     steps.step("captures: tshark", || captures::tshark(&files?));
     steps.step("captures: icrc", || captures::icrc(&icrc_files?));

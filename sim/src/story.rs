@@ -10,8 +10,9 @@
 //! story.no_other_events(&[&a, &b]);
 //! ```
 //!
-//! In: a name, a seed (`VERBENA_SEED`, else 1), the wish for waves (`VERBENA_WAVES`). Out: `target/captures/NAME.pcapng`,
-//! `NAME.cardN.csv` (every TLP), with waves `NAME.cardN.fst`; on failure the seed and the command that repeats it.
+//! In: a name, a seed (`VERBENA_SEED`, else 1), the wish for waves (`VERBENA_WAVES`), the configuration of the cards
+//! (`VERBENA_CONFIG`, else `small`). Out: `target/captures/NAME.pcapng`, `NAME.cardN.csv` (every TLP), with waves
+//! `NAME.cardN.fst`, where NAME ends in `-CONFIG` unless it is `small`; on failure the seed and the command that repeats it.
 //! Whatever a story does not announce fails it in [`Story::no_other_events`]: a reject counter, an IOMMU fault, a rule
 //! of PCI Express or of the line that was broken, a scripted fault of the wire that never acted.
 
@@ -59,15 +60,21 @@ const DEVICE_CONTROL_2: usize = 0x88;
 /// Bytes of memory that each end registers.
 pub const MEMORY: usize = 1 << 20;
 
-/// The model, built once per process; waves if the environment asks for them.
+/// The model, built once per process; configuration and waves as the environment asks for them.
 pub fn model() -> CardModel {
     static MODEL: OnceLock<CardModel> = OnceLock::new();
-    MODEL
-        .get_or_init(|| match CardModel::small(waves(), None) {
-            Ok(model) => model,
-            Err(error) => panic!("{error}"),
-        })
-        .clone()
+    let build = || CardModel::of(&config(), waves(), None).unwrap_or_else(|error| panic!("{error}"));
+    MODEL.get_or_init(build).clone()
+}
+
+/// The configuration of the cards: that of the environment, else `small`.
+pub fn config() -> nic::Config {
+    match std::env::var("VERBENA_CONFIG") {
+        Ok(name) if !name.is_empty() => {
+            nic::Config::by_name(&name).expect("VERBENA_CONFIG names a configuration")
+        }
+        _ => nic::Config::small(),
+    }
 }
 
 fn waves() -> bool {
@@ -140,19 +147,23 @@ impl Story {
     fn open(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>, recorded: bool) -> Self {
         let seed = config.seed;
         let cards = config.cards.len();
+        let label = match self::config().name {
+            "small" => name.to_owned(),
+            other => format!("{name}-{other}"),
+        };
         let mut room = Room::new(&model(), config).unwrap_or_else(|error| panic!("{error}"));
         if let Some(peer) = peer {
             room.attach_peer(peer);
         }
         let prepare = |room: &mut Room| {
             if recorded {
-                room.capture(&folder().join(format!("{name}.pcapng")))?;
+                room.capture(&folder().join(format!("{label}.pcapng")))?;
                 room.remember_frames();
             }
             for card in (0..cards).filter(|_| recorded) {
-                room.log_tlps(card, &folder().join(format!("{name}.card{card}.csv")))?;
+                room.log_tlps(card, &folder().join(format!("{label}.card{card}.csv")))?;
                 if waves() {
-                    room.trace(card, &folder().join(format!("{name}.card{card}.fst")))?;
+                    room.trace(card, &folder().join(format!("{label}.card{card}.fst")))?;
                 }
             }
             room.power_on()
@@ -543,10 +554,10 @@ impl Drop for Story {
     fn drop(&mut self) {
         let finished = lock(&self.room).finish();
         if std::thread::panicking() {
-            let (name, seed) = (&self.name, self.seed);
+            let (name, seed, config) = (&self.name, self.seed, config().name);
             eprintln!(
                 "story {name} failed with seed {seed}; its traces are in {}; again, with waves: \
-                 cargo ci story {name} --seed {seed} --waves",
+                 cargo ci story {name} --seed {seed} --waves --config {config}",
                 folder().display()
             );
         } else if let Err(error) = finished {

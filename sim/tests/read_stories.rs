@@ -68,9 +68,11 @@ fn a_read_sees_the_write_before_it_and_completions_keep_their_order() {
     let mut story = two_cards("a_read_sees_the_write_before_it_and_completions_keep_their_order");
     let (a, b) = story.connected();
     let bytes: Vec<Vec<u8>> = (0..8).map(|i| fill(&mut story, &a, 5000 * i, 5000)).collect();
+    // each to its own place: what is behind a READ without a fence may overtake its response in memory
     for i in 0..8u64 {
-        a.write(2 * i, 5000 * i as usize, 5000, &b.memory, 0);
-        a.read(2 * i + 1, 100_000 + 5000 * i as usize, 5000, &b.memory, 0);
+        let at = 5000 * i as usize;
+        a.write(2 * i, at, 5000, &b.memory, at);
+        a.read(2 * i + 1, 100_000 + at, 5000, &b.memory, at);
     }
     for i in 0..16 {
         story.completes(&a, i);

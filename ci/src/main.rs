@@ -10,6 +10,7 @@
 //! so it builds in seconds on a machine that has nothing but Rust and a linker.
 //! It never writes outside the repository and its target folder, except that `install` asks apt for packages.
 
+mod bench;
 mod captures;
 mod demo;
 mod fresh;
@@ -63,6 +64,7 @@ pub const TASKS: &[Task] = &[
     formal::TASK,
     fuzz::TASK,
     soak::TASK,
+    bench::TASK,
     mutants::TASK,
     vm::TASK,
     fresh::TASK,

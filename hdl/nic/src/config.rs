@@ -40,6 +40,10 @@ pub struct Config {
     pub responses: u32,
     /// WQEs of each QP held on chip (power of two).
     pub wqe_slots: u32,
+    /// Send WQEs of 64 bytes that one read brings (power of two; 1: each has its own).
+    pub wqe_batch: u32,
+    /// Reads of send WQEs in flight (power of two).
+    pub wqe_reads: u32,
     /// Receive WQEs of each QP held on chip (power of two). A SEND whose WQE is not here waits one PCIe read: this many
     /// messages per read latency is what one QP can receive.
     pub receive_slots: u32,
@@ -85,6 +89,8 @@ impl Config {
             reads: 256,
             responses: 256,
             wqe_slots: 4,
+            wqe_batch: 1,
+            wqe_reads: 16,
             receive_slots: 16,
             wqe_bytes: 512,
             sges: 4,
@@ -108,7 +114,13 @@ impl Config {
             // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
             cplh: 256,
             cpld: 2048,
+            // a microsecond of one QP, a packet per 12 clocks
+            wqe_slots: 32,
+            wqe_batch: 8,
+            wqe_reads: 32,
             packet_buffer_bytes: 1 << 17,
+            // one for each READ that the 16 busiest QPs may have outstanding: what they ask for always finds a place
+            packet_slots: 256,
             transmit_buffer_bytes: 1 << 16,
             // 1.1 microseconds of packets, one per 4.5 clocks
             transmit_slots: 64,
@@ -213,6 +225,7 @@ impl Config {
             ("reads", self.reads),
             ("responses", self.responses),
             ("wqe_slots", self.wqe_slots),
+            ("wqe_reads", self.wqe_reads),
             ("receive_slots", self.receive_slots),
             ("wqe_bytes", self.wqe_bytes),
             ("packet_buffer_bytes", self.packet_buffer_bytes),
@@ -249,6 +262,12 @@ impl Config {
             return Err(format!(
                 "config `{}`: completion_timeout_ticks = {} must be 1..2^29",
                 self.name, self.completion_timeout_ticks
+            ));
+        }
+        if !self.wqe_batch.is_power_of_two() || self.wqe_batch >= self.wqe_slots {
+            return Err(format!(
+                "config `{}`: wqe_batch = {} must be a power of two below wqe_slots = {}",
+                self.name, self.wqe_batch, self.wqe_slots
             ));
         }
         if self.wqe_bytes != SEND_FETCH_BYTES.next_power_of_two() {

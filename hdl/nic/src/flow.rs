@@ -693,8 +693,8 @@ pub enum ReadClient {
 
 /// Bits of a [`ReadClient`].
 pub const CLIENT: u32 = 3;
-/// Bits of a byte address in a client's memory (128 KiB at most).
-pub const READ_ADDRESS: u32 = 17;
+/// Bits of a byte address in a client's memory (2 MiB at most).
+pub const READ_ADDRESS: u32 = 21;
 /// Bits of a client's own name for a read.
 pub const READ_ID: u32 = 11;
 

@@ -7,7 +7,7 @@ mod txkit;
 use contract::{QpQueues, QpRights, QpState};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
-use nic::tx::fetch::{Fetch, OUTSTANDING};
+use nic::tx::fetch::Fetch;
 use txkit::{Choices, Requester, Tx, lint, reset, wide};
 
 const SLOTS: u64 = 4;
@@ -44,6 +44,7 @@ struct Bench {
     clocks: u64,
     /// Bytes of a word.
     width: u64,
+    most_reads: usize,
 }
 
 /// A byte of host memory: any function that tells addresses apart.
@@ -57,7 +58,7 @@ impl Bench {
     }
 
     fn at(c: Config) -> Bench {
-        let (n, width) = (c.qps as usize, c.data_bytes.into());
+        let (n, width, most_reads) = (c.qps as usize, c.data_bytes.into(), c.wqe_reads as usize);
         let mut s = Interpreter::new(&elaborate(&Fetch(c)).unwrap());
         reset(&mut s);
         s.poke("work_ready", 1);
@@ -84,6 +85,7 @@ impl Bench {
             items: vec![],
             clocks: 0,
             width,
+            most_reads,
         }
     }
 
@@ -102,10 +104,11 @@ impl Bench {
                 id: s.peek("request_id"),
             };
             assert!(self.pending.iter().all(|p| p.id != r.id), "two reads pending into slot {:#x}", r.id);
-            assert_eq!(r.address, r.id * 512);
+            let grouped = r.address >> 20 == 1;
+            assert_eq!(r.address, if grouped { (1 << 20) + r.id * 64 } else { r.id * 512 });
             self.pending.push(r.clone());
             self.reads.push(r);
-            assert!(self.pending.len() <= OUTSTANDING as usize);
+            assert!(self.pending.len() <= self.most_reads);
         }
         if s.peek("work_valid") == 1 && s.peek("work_ready") == 1 {
             self.items.push(Item {
@@ -283,6 +286,108 @@ fn every_word_of_a_wqe_can_be_had_while_its_item_stands_whatever_arrives_meanwhi
                 assert_eq!((item.qp, item.present), (q as u64, true));
             }
         }
+    }
+}
+
+/// Cards that read WQEs of 64 bytes by groups of eight.
+fn grouping() -> Vec<Bench> {
+    let c = Config { wqe_slots: 32, wqe_batch: 8, wqe_reads: 32, ..Config::small() };
+    let mut all = vec![Bench::at(c.clone()), Bench::at(Config { data_bytes: 64, ..c })];
+    all.iter_mut().flat_map(|b| &mut b.queues).for_each(|queues| queues.sq_log_stride = 6);
+    all
+}
+
+/// (first index, WQEs) of each read of QP `q`, in order.
+fn groups(b: &Bench, q: usize, reads: &[Read]) -> Vec<(u64, u64)> {
+    reads.iter().map(|read| ((read.iova - b.queues[q].sq_base) / 64, read.length / 64)).collect()
+}
+
+#[test]
+fn wqes_of_64_bytes_are_read_by_aligned_groups_and_each_is_found_in_its_slot() {
+    for mut b in grouping() {
+        b.post[9] = 60;
+        b.tx[9].cursor_wqe = 6;
+        let (item, reads) = b.turn(9);
+        assert!(!item.present);
+        // the slots behind the cursor, in its group, wait
+        assert_eq!(groups(&b, 9, &reads), [(6, 2), (8, 8), (16, 8), (24, 8)]);
+        // in any order
+        for i in [2, 0, 1, 0] {
+            b.deliver(i, false);
+        }
+        b.settle();
+        assert_eq!(b.wakes, [9; 4], "one wake per read");
+        let mut read = vec![];
+        for index in 6..60 {
+            b.tx[9].cursor_wqe = index;
+            let (item, reads) = b.turn(9);
+            assert!(item.present, "WQE {index}");
+            assert_eq!(item.wqe[..64], b.bytes(9, index)[..64], "WQE {index}");
+            read.extend(groups(&b, 9, &reads));
+            b.deliver_all();
+        }
+        // a group when the cursor has left it, and the last as far as it is posted
+        assert_eq!(read, [(32, 8), (40, 8), (48, 8), (56, 4)]);
+    }
+}
+
+#[test]
+fn a_ring_shorter_than_a_group_and_longer_wqes_are_read_one_by_one() {
+    for mut b in grouping() {
+        b.queues[1].sq_log_depth = 2;
+        b.post[1] = 4;
+        b.queues[2].sq_log_stride = 7;
+        b.post[2] = 3;
+        for (q, count) in [(1, 4), (2, 3)] {
+            let (_, reads) = b.turn(q);
+            assert_eq!(reads.len(), count);
+            b.deliver_all();
+            for index in 0..count as u64 {
+                b.tx[q].cursor_wqe = index;
+                let (item, reads) = b.turn(q);
+                assert!(item.present && reads.is_empty());
+                let bytes = 1 << b.queues[q].sq_log_stride;
+                assert_eq!(item.wqe[..bytes], b.bytes(q, index)[..bytes]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_fails_or_is_doomed_as_a_whole_and_nobody_beside_it() {
+    for mut b in grouping() {
+        b.post[3] = 24;
+        let (_, reads) = b.turn(3);
+        assert_eq!(groups(&b, 3, &reads), [(0, 8), (8, 8), (16, 8)]);
+        b.deliver(1, true);
+        b.deliver_all();
+        for index in 0..24 {
+            b.tx[3].cursor_wqe = index;
+            let (item, _) = b.turn(3);
+            assert_eq!((item.present, item.failed), (true, index / 8 == 1), "WQE {index}");
+        }
+        // reset while two groups are under way: what arrives is not the new WQEs
+        b.tx[5].cursor_wqe = 0;
+        b.post[5] = 16;
+        b.turn(5);
+        b.reset_qp(5, true);
+        let (item, reads) = b.turn(5);
+        assert!(!item.present && reads.is_empty(), "their slots are not free yet");
+        b.deliver_all();
+        let (item, reads) = b.turn(5);
+        assert!(!item.present);
+        assert_eq!(groups(&b, 5, &reads), [(0, 8), (8, 8)]);
+        // a rewind into the middle of a group reads what is not there; its neighbours' chains are broken
+        b.deliver_all();
+        b.tx[5].cursor_wqe = 34;
+        b.post[5] = 36;
+        let (_, reads) = b.turn(5);
+        assert_eq!(groups(&b, 5, &reads), [(34, 2)]);
+        b.deliver(0, true);
+        b.tx[5].cursor_wqe = 4;
+        b.post[5] = 16;
+        let (item, reads) = b.turn(5);
+        assert!(item.present && !item.failed && reads.is_empty(), "WQE 4 of the same group is as it was");
     }
 }
 
@@ -466,7 +571,7 @@ fn at_the_limit_of_reads_a_qp_is_woken_to_try_again() {
     for q in 0..4 {
         b.turn(q);
     }
-    assert_eq!(b.pending.len(), OUTSTANDING as usize);
+    assert_eq!(b.pending.len(), b.most_reads);
     b.wakes.clear();
     let (item, reads) = b.turn(4);
     assert!(!item.present && reads.is_empty());

@@ -14,6 +14,9 @@
 //! the WQE is read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn.
 //! The end of a read wakes the QP.
 //!
+//! WQEs of 64 bytes are read by groups of `wqe_batch`, aligned ones, as far as they are wanted: one read, one end. The slots
+//! of the cursor's group that are behind it wait until it has left the group, so that they make one read.
+//!
 //! A pushed WQE takes the place of its read: it is written to its slot if it is the WQE under the cursor and neither here
 //! nor being read. If it then turns out not to be whole the slot is empty. It goes before turns, so the one that its
 //! doorbell woke finds the WQE, or reads it. It waits while segment has a turn of its QP, which may hold the slot.
@@ -21,7 +24,7 @@
 //! segment takes inline data and further SGEs out by `inline_index` while the `WorkItem` stands. What is in a slot under
 //! the cursor stays until the turn's end: its read is over, and only another turn of the same QP asks for a read into it.
 //!
-//! Promises: never two reads pending into one slot; at most [`OUTSTANDING`] reads pending; no read for a QP that is
+//! Promises: never two reads pending into one slot; at most `wqe_reads` reads pending; no read for a QP that is
 //! neither RTS nor SQD, so after the fence and the change of state host memory is left alone; a WQE whose QP was reset
 //! while its read was pending is thrown away on arrival. A failed read is delivered as such (`failed`) and not tried again
 //! until the QP is reset. The fence token waits until no read is pending and no pushed WQE waits, then passes.
@@ -35,7 +38,9 @@
 //! Requirements: CMD ERR QPS QUE REQ
 
 use crate::config::Config;
-use crate::flow::{Pushed, ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem};
+use crate::flow::{
+    Pushed, READ_ADDRESS, ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem,
+};
 use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{INDEX, Initialise, Requester, Tx};
 use contract::QpState;
@@ -43,12 +48,9 @@ use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::doorbell::PUSH_BYTES;
 use contract::ring::SEND_FETCH_BYTES;
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, index_width, instance, lit, mux,
-    reg, reg_init, select, when,
+    Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, index_width, instance, lit, low,
+    mux, reg, reg_init, select, when,
 };
-
-/// Reads pending at once over all QPs.
-pub const OUTSTANDING: u32 = 16;
 
 /// State of a slot, in its tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +67,8 @@ enum Slot {
     Doomed = 4,
 }
 const SLOT_STATE: u32 = 3;
+/// log2 of the bytes of a WQE that is read in groups.
+const GROUPED: u32 = 6;
 
 /// A [`WorkItem`] without the WQE.
 #[derive(Bundle, Clone, Copy, Debug)]
@@ -174,12 +178,12 @@ impl Module for Fetch {
     }
     fn body(&self, io: &FetchIo) {
         let c = &self.0;
-        let slots = c.wqe_slots;
+        let (slots, group, most_reads) = (c.wqe_slots, c.wqe_batch, c.wqe_reads);
         let (slot_bits, byte_bits) = (index_width(slots), index_width(c.wqe_bytes));
-        assert!(
-            c.qp_bits() + slot_bits + byte_bits <= crate::flow::READ_ADDRESS,
-            "WQE memory exceeds addresses"
-        );
+        let batches = group > 1;
+        // one bit tells groups, whose slots are 64 bytes apart
+        let address_bits = c.qp_bits() + slot_bits + byte_bits;
+        assert!(address_bits + u32::from(batches) <= READ_ADDRESS, "WQE memory exceeds addresses");
         assert!(c.qp_bits() + slot_bits <= crate::flow::READ_ID, "WQE slots exceed read ids");
         let state = |s: Slot| lit(SLOT_STATE, s as u64);
 
@@ -189,9 +193,21 @@ impl Module for Fetch {
         let tails = Memory::with_lanes("wqe_tails", c.qps * slots * 2 * beats, c.data_bits(), 8);
         let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Fetch as u64);
         let beat_bits = byte_bits - 2 - c.lane_bits();
-        let beat = io.read_data.address.bits(c.lane_bits(), beat_bits);
-        let quarter = io.read_data.address.bits(byte_bits - 2, 2);
-        let row = io.read_data.address.bits(byte_bits, memory.address_width());
+        let arrives_at = io.read_data.address;
+        let beat = arrives_at.bits(c.lane_bits(), beat_bits);
+        let quarter = arrives_at.bits(byte_bits - 2, 2);
+        let row = arrives_at.bits(byte_bits, memory.address_width());
+        let (beat, quarter, row) = if batches {
+            let grouped = arrives_at.bit(address_bits);
+            let within = arrives_at.bits(0, GROUPED).extend(byte_bits).bits(c.lane_bits(), beat_bits);
+            (
+                mux(grouped, within, beat),
+                mux(grouped, lit(2, 0), quarter),
+                mux(grouped, arrives_at.bits(GROUPED, memory.address_width()), row),
+            )
+        } else {
+            (beat, quarter, row)
+        };
         // what is pushed comes in the clocks without read data
         let (phase, job) = (reg_init("phase", 2, 0), reg_init("job", 2, Job::Turn as u64));
         let (qp, cursor) = (reg("qp", c.qp_bits()), reg("cursor", INDEX));
@@ -218,7 +234,7 @@ impl Module for Fetch {
 
         // ends of reads wait here: no more than reads pending
         let id_bits = c.qp_bits() + slot_bits;
-        let ended = instance("ended", &Fifo { depth: OUTSTANDING, width: id_bits + 1 });
+        let ended = instance("ended", &Fifo { depth: most_reads, width: id_bits + 1 });
         ended.input.valid.set(io.read_done.valid & io.read_done.client.eq(ReadClient::Fetch as u64));
         ended.input.data.set(cat(&[io.read_done.failed, io.read_done.id.bits(0, id_bits)]));
         let done_failed = ended.output.data.msb();
@@ -228,7 +244,7 @@ impl Module for Fetch {
         let request = Stream::<ReadRequest>::wires(&(), "read");
         io.request.take(&buffer("request_fifo", &(), 2, &request));
 
-        let pending = reg_init("pending", index_width(OUTSTANDING) + 1, 0);
+        let pending = reg_init("pending", index_width(most_reads) + 1, 0);
 
         // clock 0: ends first (they free slots), then initialisation, then what is pushed, then turns
         let work_valid = reg_init("item_valid", 1, 0);
@@ -263,7 +279,9 @@ impl Module for Fetch {
         });
 
         // clock 1
-        let line_bits = slots * (SLOT_STATE + INDEX);
+        // of a group, all but its first slot are chained: their read is that of the slot before
+        let field_bits = u32::from(batches) + SLOT_STATE + INDEX;
+        let line_bits = slots * field_bits;
         let tags = Memory::new("tags", c.qps, line_bits);
         let tag_word = tags.read("tag_word", at_rest, reading);
         let tx = Tx::from_bits(&(), io.tx_word);
@@ -287,9 +305,10 @@ impl Module for Fetch {
         );
         let line = keep("tag_line", tag_word);
         when(arrives, || phase.set(2));
-        let field = |slot: u32| line.bits(slot * (SLOT_STATE + INDEX), SLOT_STATE + INDEX);
+        let field = |slot: u32| line.bits(slot * field_bits, field_bits);
         let slot_state = |slot: u32| field(slot).bits(INDEX, SLOT_STATE);
         let slot_index = |slot: u32| field(slot).bits(0, INDEX);
+        let slot_chained = |slot: u32| if batches { field(slot).msb() } else { low() };
 
         // clock 2: per slot, the index that belongs there now
         let posted = (producer - cursor).named("posted");
@@ -308,7 +327,15 @@ impl Module for Fetch {
         let missing: Vec<Sig> = (0..slots)
             .map(|s| {
                 let free = slot_state(s).ne(Slot::Pending as u64) & slot_state(s).ne(Slot::Doomed as u64);
-                free & !here[s as usize] & (wanted[s as usize] - cursor).lt(posted) & may_read
+                let missing = free & !here[s as usize] & (wanted[s as usize] - cursor).lt(posted) & may_read;
+                // behind the cursor, in its group
+                let group_bits = index_width(group);
+                let same = |at: Sig| at.bits(group_bits, slot_bits - group_bits).eq(u64::from(s / group));
+                if batches && !(s + 1).is_multiple_of(group) {
+                    missing & !(same(cursor_slot) & cursor_slot.gt(u64::from(s)))
+                } else {
+                    missing
+                }
             })
             .collect();
         let is_turn = job.eq(Job::Turn as u64);
@@ -377,7 +404,7 @@ impl Module for Fetch {
         }
         let chosen = chosen.named("chosen");
         let urgent = need.bit_at(cursor_slot);
-        let full = pending.ge(OUTSTANDING);
+        let full = pending.ge(most_reads);
         let room = request.ready & !full;
         let issue = (issuing & need.any() & room).named("issue");
         let index = select(chosen, &wanted);
@@ -385,14 +412,51 @@ impl Module for Fetch {
         let within = index & ((lit(INDEX, 1) << queues.sq_log_depth) - 1);
         let log_bytes = u64::from(byte_bits);
         request.valid.set(issue);
-        request.data.assign(&ReadRequest {
+        let alone = ReadRequest {
             iova: queues.sq_base + (within.extend(64) << shift),
             length: mux(shift.ge(log_bytes), lit(13, u64::from(SEND_FETCH_BYTES)), lit(13, 1) << shift),
-            address: cat(&[qp, chosen, lit(byte_bits, 0)]).extend(crate::flow::READ_ADDRESS),
+            address: cat(&[qp, chosen, lit(byte_bits, 0)]).extend(READ_ADDRESS),
             id: cat(&[qp, chosen]).extend(crate::flow::READ_ID),
-        });
+        };
         io.fetched.set(issue);
-        let this = cat(&(0..slots).rev().map(|s| chosen.eq(s)).collect::<Vec<_>>());
+        let first = |s: u32| chosen.eq(u64::from(s));
+        let this: Vec<Sig> = if batches {
+            // a ring shorter than a group wraps within it
+            let small = shift.eq(u64::from(GROUPED));
+            let grouped = (small & queues.sq_log_depth.ge(u64::from(index_width(group)))).named("grouped");
+            let mut this: Vec<Sig> = vec![];
+            for s in 0..slots {
+                let follows = match this.last() {
+                    Some(before) if !s.is_multiple_of(group) => *before & grouped & need.bit(s),
+                    _ => low(),
+                };
+                this.push(first(s) | follows);
+            }
+            let count_bits = index_width(group) + 1;
+            // all of them lie in one group
+            let count = (0..group as usize)
+                .map(|i| any_of(&this.iter().skip(i).step_by(group as usize).copied().collect::<Vec<_>>()))
+                .fold(lit(count_bits, 0), |n, s| n + s.extend(count_bits));
+            let at = cat(&[
+                high(),
+                lit(address_bits - c.qp_bits() - slot_bits - GROUPED, 0),
+                qp,
+                chosen,
+                lit(GROUPED, 0),
+            ]);
+            let together = ReadRequest {
+                length: cat(&[count, lit(GROUPED, 0)]).extend(13),
+                address: at.extend(READ_ADDRESS),
+                ..alone
+            };
+            request.data.assign(&together.or_else(&(), grouped, &alone));
+            this
+        } else {
+            request.data.assign(&alone);
+            (0..slots).map(first).collect()
+        };
+        let chains: Vec<Sig> = this.iter().enumerate().map(|(s, this)| *this & !first(s as u32)).collect();
+        let this = cat(&this.into_iter().rev().collect::<Vec<_>>());
         let issued = reg("issued", slots);
         let issued_now = issued | (this & issue.repeat(slots));
         let left = need & !(this & issue.repeat(slots));
@@ -406,14 +470,29 @@ impl Module for Fetch {
             issued.set(issued_now);
             when(over, || phase.set(0));
         });
+        let chained_now = batches.then(|| {
+            let chained = reg("chained", slots);
+            let now = chained | (cat(&chains.into_iter().rev().collect::<Vec<_>>()) & issue.repeat(slots));
+            when(phase.eq(2), || chained.set(0)).elif(issuing, || chained.set(now));
+            now
+        });
         io.stall.set((phase.eq(2) & is_turn & !free) | (issuing & waits));
 
         // tags: one writer
+        let is_busy = |s: u32| slot_state(s).eq(Slot::Pending as u64) | slot_state(s).eq(Slot::Doomed as u64);
+        let mut ends_here: Vec<Sig> = vec![];
+        for s in 0..slots {
+            let first = done_slot.eq(u64::from(s));
+            ends_here.push(match ends_here.last() {
+                Some(before) if !s.is_multiple_of(group) => first | (*before & is_busy(s) & slot_chained(s)),
+                _ => first,
+            });
+        }
         let new_line: Vec<Sig> = (0..slots)
             .rev()
             .map(|s| {
                 let was = slot_state(s);
-                let busy = was.eq(Slot::Pending as u64) | was.eq(Slot::Doomed as u64);
+                let busy = is_busy(s);
                 let reset = mux(busy, state(Slot::Doomed), state(Slot::Empty));
                 let arrived = mux(
                     was.eq(Slot::Doomed as u64),
@@ -428,12 +507,18 @@ impl Module for Fetch {
                     reset,
                     mux(
                         job.eq(Job::Done as u64),
-                        mux(done_slot.eq(s), arrived, was),
+                        mux(ends_here[s as usize], arrived, was),
                         mux(pushed, filled, mux(is_turn & requested, state(Slot::Pending), was)),
                     ),
                 );
                 let next_index = mux((is_turn & requested) | pushed, wanted[s as usize], slot_index(s));
-                cat(&[next_state, next_index])
+                match chained_now {
+                    Some(chained) => {
+                        let chain = mux(is_turn & requested, chained.bit(s), slot_chained(s));
+                        cat(&[chain, next_state, next_index])
+                    }
+                    None => cat(&[next_state, next_index]),
+                }
             })
             .collect();
         let settling = phase.eq(2) & job.eq(Job::Done as u64);

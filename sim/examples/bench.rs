@@ -39,6 +39,8 @@ struct Bench {
     story: Story,
     hosts: [Host; 2],
     qps: Vec<[Qp; 2]>,
+    /// Work requests that a QP may have outstanding.
+    depth: usize,
     seen: Arc<Mutex<[Vec<Load>; 2]>>,
 }
 
@@ -62,10 +64,13 @@ impl Bench {
         }
         let mut story = Story::unrecorded(name, config);
         let hosts = [story.start(0), story.start(1)];
+        // of the card's outstanding records
+        let depth = 2048 / qps.max(2);
         let qps: Vec<[Qp; 2]> = (0..qps)
             .map(|_| {
                 let create = |host: &Host| {
-                    let init = QpInit { push: false, ..QpInit::rc(&host.cq, &host.cq) };
+                    let init =
+                        QpInit { push: false, max_send_wr: depth as u32, ..QpInit::rc(&host.cq, &host.cq) };
                     host.pd.create_qp(&init).expect("a QP")
                 };
                 let pair = [create(&hosts[0]), create(&hosts[1])];
@@ -86,7 +91,7 @@ impl Bench {
             }
         })));
         story.wait(20_000_000);
-        Self { story, hosts, qps, seen }
+        Self { story, hosts, qps, depth, seen }
     }
 
     /// Posts on every QP of `side` lists of `list` requests, the last of each signaled, `count` in all, as fast as queues
@@ -98,7 +103,7 @@ impl Bench {
         list: usize,
         request: impl Fn(usize, usize) -> (usize, usize, bool),
     ) {
-        let depth = 128;
+        let depth = self.depth;
         let mut posted = vec![0; self.qps.len()];
         let mut done = vec![0; self.qps.len()];
         let far = &self.hosts[1 - side];
@@ -116,7 +121,7 @@ impl Bench {
                         .iter()
                         .enumerate()
                         .map(|(i, (sge, at, read))| {
-                            let id = (q << 32 | (posted[q] + i + 1)) as u64;
+                            let id = ((q << 32) | (posted[q] + i + 1)) as u64;
                             let sge = std::slice::from_ref(sge);
                             let (addr, key) = (far.memory.addr() + *at as u64, far.memory.rkey());
                             let wr = if *read {
@@ -164,7 +169,12 @@ impl Bench {
         ];
         let counts =
             names.map(|(name, counter)| format!("{name} {}", self.story.stage_counter(side, counter)));
-        counts.join(", ")
+        let rejects = self.hosts[side].context.device().rejects().expect("the counters");
+        let refused = rejects
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| format!("{} {count}", name.name()));
+        counts.into_iter().chain(refused).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -213,7 +223,7 @@ fn goodput(id: &str, mtu: PathMtu, offset: usize, read: bool) {
 
 fn rate(id: &str, qps: usize, length: usize, read: bool, bound: f64) {
     let mut bench = Bench::new(id, qps, PathMtu::Mtu1024);
-    let count = if qps == 1 { 1600 } else { 480 };
+    let count = if qps == 1 { 4800 } else { 480 };
     let room = MEMORY / 64 - 1;
     bench.run(0, count, 16, |q, i| ((q * 977 + i) % room * 64, length, read));
     let (packets, _) = bench.steady(if read { B } else { A });
@@ -281,7 +291,7 @@ fn speed(id: &str) {
     let bench = Bench::new(id, 1, PathMtu::Mtu4096);
     let clocks = |bench: &Bench| lock(&bench.story.room).cards().iter().map(Card::clocks).sum::<u64>();
     let (before, start) = (clocks(&bench), cpu());
-    bench.run(0, 40, 4, |_, i| (i % 8 << 16, 1 << 16, false));
+    bench.run(0, 40, 4, |_, i| ((i % 8) << 16, 1 << 16, false));
     let spent = (cpu() - start).as_secs_f64();
     let value = (clocks(&bench) - before) as f64 / 2.0 / spent / 1000.0;
     tell(id, value, "kcycles per CPU-second", 15.0, "two cards with PCI Express models, one sends");

@@ -1,4 +1,4 @@
-//! Everything is torn down under full traffic both ways, many times: `VERBENA_TEARDOWNS` of each kind, else 50.
+//! Everything is torn down under full traffic both ways, many times: `VERBENA_TEARDOWNS` of each kind, else 20.
 //!
 //! Each time: two QPs in the midst of WRITEs, READs, SENDs and atomics both ways, beside two whose work must succeed;
 //! something of theirs goes; at the instant at which the driver's call has returned the memory concerned is
@@ -30,7 +30,7 @@ fn times(variable: &str, otherwise: usize) -> usize {
 }
 
 fn teardowns() -> usize {
-    times("VERBENA_TEARDOWNS", 50)
+    times("VERBENA_TEARDOWNS", 20)
 }
 
 /// One side: a driver, a QP that is torn down with what it uses, and one that is not.

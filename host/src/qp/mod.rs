@@ -864,11 +864,7 @@ impl Qp {
                 return Err(Error::State { operation: POST_SEND, qpn: qp.qpn, state });
             }
         }
-        let tail = qp.sq.tail.load(Ordering::Relaxed);
-        let outstanding = tail.wrapping_sub(qp.sq.head.load(Ordering::Acquire));
-        if list.len() > (qp.sq.depth() - outstanding) as usize {
-            return Err(self.queue_full(POST_SEND, &qp.sq, list.len()));
-        }
+        let (tail, outstanding) = self.room(POST_SEND, &qp.sq, list.len())?;
         // the places behind the tail are the program's until the tail moves: a bad one in the list undoes the others
         let mut length = 0;
         for (i, request) in list.iter().enumerate() {
@@ -1055,7 +1051,7 @@ impl Qp {
         if state == QpState::Reset {
             return Err(Error::State { operation: POST, qpn: qp.qpn, state });
         }
-        let tail = self.room(POST, &qp.rq, list.len())?;
+        let (tail, _) = self.room(POST, &qp.rq, list.len())?;
         if let Some(request) = list.iter().find(|request| request.sges.len() > self.caps.recv_sge as usize) {
             let allowed = format!("0..={}", self.caps.recv_sge);
             return Err(range(POST, "SGEs", request.sges.len() as u64, allowed));
@@ -1082,18 +1078,16 @@ impl Qp {
         qp.inner.doorbell(self.pd.user.page, doorbell::RQ_OFFSET, value.pack())
     }
 
-    /// The index of the next work request, if `wanted` more fit.
-    fn room(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Result<u32> {
-        if wanted > (queue.depth() - queue.outstanding()) as usize {
-            return Err(self.queue_full(operation, queue, wanted));
+    /// The index of the next work request and how many are outstanding, if `wanted` more fit.
+    #[inline]
+    fn room(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Result<(u32, u32)> {
+        let (tail, depth) = (queue.tail.load(Ordering::Relaxed), queue.depth());
+        let outstanding = tail.wrapping_sub(queue.head.load(Ordering::Acquire));
+        let free = depth - outstanding;
+        if wanted > free as usize {
+            return Err(Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free, depth });
         }
-        Ok(queue.tail.load(Ordering::Relaxed))
-    }
-
-    #[cold]
-    fn queue_full(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Error {
-        let depth = queue.depth();
-        Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free: depth - queue.outstanding(), depth }
+        Ok((tail, outstanding))
     }
 }
 

@@ -26,6 +26,35 @@ pub fn with_fcs(frame: &[u8]) -> Vec<u8> {
     out
 }
 
+/// A MAC in its three clocks, out of reset.
+pub fn power_up(mac: &hdl::Design) -> hdl::Interpreter {
+    let mut sim = hdl::Interpreter::new(mac);
+    let domains = [("clock", "reset"), ("tx_clock", "tx_reset"), ("rx_clock", "rx_reset")];
+    for (clock, reset) in domains {
+        sim.poke(reset, 1);
+        for _ in 0..4 {
+            sim.step(clock);
+        }
+    }
+    for (_, reset) in domains {
+        sim.poke(reset, 0);
+    }
+    sim
+}
+
+/// What the core gets of nine `frames` of which it took none until the last came: the FIFO holds one, the second is cut,
+/// the others are reported by nothing but a last beat.
+pub fn assert_lost_whole(got: &[(Vec<u8>, bool)], frames: &[Vec<u8>]) {
+    assert_eq!(got[0], (frames[0].clone(), false));
+    let cut = &got[1];
+    assert!(cut.1 && frames[1].starts_with(&cut.0) && cut.0.len() < frames[1].len());
+    let reported = got[2..].iter().filter(|g| *g == &(vec![], true)).count();
+    let whole = got[2..].iter().filter(|g| !g.1).count();
+    assert_eq!(2 + reported + whole, 9, "one outcome per frame");
+    assert!(reported >= 6);
+    assert_eq!(got.len(), 9);
+}
+
 /// Where the IP header and the UDP header of `frame` begin.
 pub fn offsets(frame: &[u8]) -> (usize, usize) {
     let ip = if frame[12..14] == [0x81, 0] { 18 } else { 14 };

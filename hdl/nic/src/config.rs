@@ -266,6 +266,13 @@ impl Config {
                 self.name, self.completion_timeout_ticks
             ));
         }
+        // acknowledge: its scan comes round in half of the shortest timeout whatever else goes on
+        if self.ticks_per_4096ns < 4 * self.qps {
+            return Err(format!(
+                "config `{}`: ticks_per_4096ns = {} must be 4 per QP at least",
+                self.name, self.ticks_per_4096ns
+            ));
+        }
         if !self.wqe_batch.is_power_of_two() || self.wqe_batch >= self.wqe_slots {
             return Err(format!(
                 "config `{}`: wqe_batch = {} must be a power of two below wqe_slots = {}",

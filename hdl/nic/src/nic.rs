@@ -289,7 +289,7 @@ impl Nic {
         schedule.doorbell.assign(&doorbell.wake);
         schedule.fetch.assign(&fetch.wake);
         schedule.respond.assign(&pulse(&merge("responds", c, &[&place.wake, &atomic.wake])));
-        schedule.acknowledge.assign(&pulse(&acknowledge.wake));
+        schedule.acknowledge.assign(&acknowledge.wake);
         schedule.command.assign(&command.changed);
         schedule.done.take(&segment.done);
         schedule.room.set(segment.room);

@@ -50,6 +50,8 @@ struct Bench {
     stage: Vec<StageCounter>,
     /// One in this many clocks complete takes a CQE.
     slow: u64,
+    /// What is given is not waited for: the next may come in the clock behind it.
+    hurry: bool,
     pick: Choices,
 }
 
@@ -87,6 +89,7 @@ impl Bench {
             rejects: vec![],
             stage: vec![],
             slow: 1,
+            hurry: false,
             pick: Choices::new(5),
         };
         for i in 0..4u32 {
@@ -157,7 +160,6 @@ impl Bench {
                 }
             });
         }
-        s.poke("wake_ready", 1);
         s.poke("event_ready", u64::from(ready));
         if ready && s.peek("event_valid") == 1 {
             assert_eq!((s.peek("event_kind"), s.peek("event_eq")), (2, 0));
@@ -216,6 +218,9 @@ impl Bench {
         }
         self.clock();
         self.s.poke(&format!("{port}_valid"), 0);
+        if self.hurry {
+            return;
+        }
         // no scan acts on a deadline meanwhile unless the story lets time pass
         for _ in 0..3 {
             self.clock();
@@ -248,7 +253,30 @@ impl Bench {
             ("address", 0x100 * slot),
         ];
         self.give("response", &fields);
-        self.run(2);
+        self.run(if self.hurry { 0 } else { 2 });
+    }
+    /// Offers answers (QP, PSN, opcode, length; syndrome ACK) without a gap, for `clocks` at most: how many were taken,
+    /// and the clocks from the first of them to the last.
+    fn pour(&mut self, answers: &[(u32, u32, u8, u32)], clocks: u64) -> (usize, u64) {
+        let (end, mut first, mut last, mut taken) = (self.now + clocks, None, 0, 0);
+        self.s.poke("response_syndrome", ACK.into());
+        while taken < answers.len() && self.now < end {
+            let (qp, psn, opcode, length) = answers[taken];
+            let slot = psn & 63;
+            let fields =
+                [("valid", 1), ("qp", qp), ("psn", psn), ("opcode", opcode.into()), ("length", length)];
+            for (n, v) in fields.into_iter().chain([("slot", slot), ("address", 0x100 * slot)]) {
+                self.s.poke(&format!("response_{n}"), v.into());
+            }
+            if self.s.peek("response_ready") == 1 {
+                taken += 1;
+                last = self.now;
+                first.get_or_insert(last);
+            }
+            self.clock();
+        }
+        self.s.poke("response_valid", 0);
+        (taken, last - first.unwrap_or(last))
     }
     /// place: the data of READ `wqe` is in memory (status 0), or cannot be.
     fn placement(&mut self, qp: u32, wqe: u16, status: u8) {
@@ -322,6 +350,9 @@ impl Bench {
             .with("status", u64::from(status))
             .with("length", 100 * u64::from(packets));
         self.rams[4].words[(qp as usize * 8) + (wqe as usize & 7)] = record.bits();
+        if status != 0 {
+            t.set("halt", 1);
+        }
         t.set("assigned", (wqe + 1) & 0xffff);
         t.set("next_psn", u64::from(next));
         t.set("sent_psn", u64::from(next));
@@ -365,7 +396,6 @@ fn a_local_invalidate_retires_when_place_has_done_it_and_has_no_psn() {
         b.run(10);
         assert_eq!(b.done, if signaled { vec![(0, 1, 6, 0, 0)] } else { vec![] });
         assert_eq!((b.triple(0), b.wakes.len()), ((2, 2, 2, 2), wakes + 1), "segment may go on");
-        assert_eq!(b.requester(0).get("rd_placed"), 0, "it is no READ");
         let next = b.send(0, 1, true, 0);
         b.respond(0, 2, ACK);
         assert_eq!(b.status().last(), Some(&(next, 0)));
@@ -857,31 +887,181 @@ fn a_qp_that_may_not_send_ignores_responses_and_timers() {
     );
 }
 
+/// So many clocks of events, and the scan's: 2 of every 16.
+fn with_scans(clocks: u64) -> u64 {
+    clocks + 2 * (clocks / 14 + 1)
+}
+
 #[test]
 fn an_acknowledgement_costs_few_clocks() {
-    // (WQEs retired by it, clocks from one ACK to the next, with one step of the scan between)
-    for (wqes, most) in [(0u32, 6u64), (1, 7), (4, 10)] {
-        let mut b = Bench::new();
-        for _ in 0..wqes {
-            b.send(0, 1, false, 0);
+    // of one long message
+    let mut b = Bench::new();
+    b.send(0, 100, true, 0);
+    let acks: Vec<_> = (0..33).map(|psn| (0, psn, 0x11, 0)).collect();
+    let (taken, clocks) = b.pour(&acks, 1000);
+    assert!(taken == 33 && clocks <= with_scans(3 * 32), "none: {taken} in {clocks} clocks");
+    // each ends `wqes`, of four QPs in turn or of one after the other
+    for (wqes, in_turn) in [(1u32, true), (1, false), (2, true), (2, false), (4, true)] {
+        let mut b = Bench::with(|r| r.timeout = 0);
+        for qp in 0..4 {
+            (0..8).for_each(|_| _ = b.send(qp, 1, false, 0));
         }
-        b.send(0, 100, true, 0);
-        for (n, v) in [("valid", 1), ("qp", 0), ("opcode", 0x11), ("syndrome", 0x1f)] {
-            b.s.poke(&format!("response_{n}"), v);
-        }
-        b.s.poke("response_psn", if wqes == 0 { 0 } else { u64::from(wqes - 1) });
-        while b.s.peek("response_ready") == 0 {
-            b.clock();
-        }
-        let start = b.now;
-        b.clock();
-        b.s.poke("response_psn", u64::from(wqes) + 1);
-        while b.s.peek("response_ready") == 0 {
-            b.clock();
-        }
-        let took = b.now - start;
-        assert!(took <= most, "{wqes} WQEs: {took} clocks");
+        let each = 8 / wqes;
+        let ack = |n| if in_turn { (n % 4, n / 4) } else { (n / each, n % each) };
+        let acks: Vec<_> = (0..4 * each).map(ack).map(|(qp, n)| (qp, (n + 1) * wqes - 1, 0x11, 0)).collect();
+        let (taken, clocks) = b.pour(&acks, 1000);
+        assert_eq!(taken, acks.len());
+        let most = with_scans(u64::from((2 + wqes) * (4 * each - 1)));
+        assert!(clocks <= most, "{wqes} WQEs: {taken} in {clocks} clocks, not {most}");
+        b.run(40);
+        (0..4).for_each(|qp| assert_eq!(b.triple(qp), (8, 8, 8, 8)));
     }
+}
+
+#[test]
+fn a_read_response_costs_four_clocks() {
+    let mut b = reading(|_| ());
+    b.send_read(0, 256 * 33, true);
+    let answers: Vec<_> = (0..33).map(|psn| (0, psn, if psn < 32 { MIDDLE } else { LAST }, 256)).collect();
+    let (taken, clocks) = b.pour(&answers, 1000);
+    assert!(taken == 33 && clocks <= with_scans(4 * 32), "{taken} in {clocks} clocks");
+    b.run(20);
+    assert_eq!((b.data.len(), b.rejects.len(), b.triple(0)), (33, 0, (1, 33, 33, 0)));
+}
+
+#[test]
+fn back_to_back_answers_of_one_qp_see_each_other() {
+    let mut b = reading(|_| ());
+    for first in 0..3u32 {
+        let wqe = |n| (first * 4 + n) as u16;
+        b.send(0, 1, true, 0);
+        b.send(0, 2, true, 0);
+        b.send_read(0, 300, true);
+        b.send(0, 1, true, 0);
+        let at = first * 6;
+        let answers = [
+            (0, at, 0x11, 0),
+            (0, at + 1, 0x11, 0),
+            (0, at + 2, 0x11, 0),
+            (0, at + 3, FIRST, 256),
+            (0, at + 4, LAST, 44),
+            (0, at + 5, 0x11, 0),
+        ];
+        assert_eq!(b.pour(&answers, 100).0, 6);
+        b.placement(0, wqe(2), 0);
+        assert_eq!(b.status(), (0..4).map(|n| (wqe(n), 0)).collect::<Vec<_>>());
+        let (wqes, psn) = (u64::from(first + 1) * 4, u64::from(at + 6));
+        assert_eq!(b.triple(0), (wqes, psn, psn, wqes));
+    }
+    // the second gap is not the first again: one rewind, one retry
+    b.send_read(0, 256, true);
+    b.send(0, 4, true, 0);
+    b.pour(&[(0, 19, 0x11, 0), (0, 20, 0x11, 0), (0, 21, 0x11, 0)], 100);
+    b.run(20);
+    assert_eq!((b.requester(0).get("epoch"), b.requester(0).get("retries")), (1, 2));
+    assert_eq!(b.rejects, [Reject::ResponseGap; 3]);
+}
+
+#[test]
+fn confirmations_that_wait_retire_together() {
+    let mut b = reading(|_| ());
+    let answers: Vec<_> = (0..8).map(|psn| (0, psn, ONLY, 256)).collect();
+    (0..8).for_each(|_| _ = b.send_read(0, 256, true));
+    b.pour(&answers, 200);
+    b.settle();
+    b.wakes.clear();
+    // others hold the stage: stale ones of QP 1
+    let fields = [("valid", 1), ("qp", 1), ("psn", 77), ("opcode", 0x11)];
+    fields.iter().for_each(|(n, v)| b.s.poke(&format!("response_{n}"), *v));
+    b.run(10);
+    b.s.poke("placement_valid", 1);
+    for wqe in 0..8 {
+        b.s.poke("placement_wqe_index", wqe);
+        assert_eq!(b.s.peek("placement_ready"), 1, "taken at once");
+        b.clock();
+    }
+    b.s.poke("placement_valid", 0);
+    b.run(60);
+    let done: Vec<_> = b.done.iter().map(|d| (d.1, d.3)).collect();
+    assert_eq!(done, (0..8).map(|wqe| (wqe, 0)).collect::<Vec<_>>());
+    assert_eq!(b.wakes, [0], "one event");
+    assert!(b.rejects.len() > 20, "the others went on");
+    // the next one is told again
+    b.s.poke("response_valid", 0);
+    b.send_read(0, 256, true);
+    b.pour(&[(0, 8, ONLY, 256)], 100);
+    b.run(20);
+    b.placement(0, 8, 0);
+    assert_eq!(b.status().last(), Some(&(8, 0)));
+}
+
+#[test]
+fn a_read_that_failed_never_retires_by_the_confirmation_of_the_next() {
+    for gap in 0..8 {
+        let mut b = reading(|_| ());
+        b.hurry = true;
+        b.send_read(0, 256, true);
+        b.send_read(0, 256, true);
+        b.pour(&[(0, 0, ONLY, 256), (0, 1, ONLY, 256)], 100);
+        b.run(40);
+        // something else of the QP is looked at meanwhile
+        b.give("kick", &[("qp", 0)]);
+        b.run(gap);
+        b.placement(0, 0, 4);
+        b.placement(0, 1, 0);
+        assert_eq!(b.status(), [(0, 4)], "gap {gap}");
+        b.run(30);
+        assert_eq!((b.requester(0).get("halt"), b.done.len()), (1, 0));
+    }
+}
+
+#[test]
+fn an_ack_in_front_of_a_bad_wqe_reports_it() {
+    for gap in 0..8 {
+        for kick_first in [true, false] {
+            let mut b = Bench::new();
+            b.hurry = true;
+            b.send(0, 1, true, 0);
+            if kick_first {
+                b.send(0, 0, true, 2);
+                b.give("kick", &[("qp", 0)]);
+                b.run(gap);
+                b.respond(0, 0, ACK);
+            } else {
+                b.respond(0, 0, ACK);
+                b.run(gap);
+                b.send(0, 0, true, 2);
+                b.give("kick", &[("qp", 0)]);
+            }
+            b.run(20);
+            assert_eq!(b.status(), [(0, 0), (1, 2)], "gap {gap}, kick first: {kick_first}");
+        }
+    }
+}
+
+#[test]
+fn a_timer_acts_by_four_t_under_a_storm_of_answers() {
+    let mut b = Bench::with(|r| r.timeout = 1);
+    b.send(0, 1, true, 0);
+    let (sent, t) = (b.now, 128);
+    let storm = vec![(1, 77, 0x11, 0); 1000];
+    b.pour(&storm, t - 1);
+    assert!(b.stage.is_empty(), "before T");
+    b.pour(&storm, sent + 4 * t - b.now);
+    assert!(b.stage.contains(&StageCounter::TimeoutEvents), "by 4T");
+    assert!(b.rejects.len() > 150, "{} answers", b.rejects.len());
+}
+
+#[test]
+fn a_start_waits_for_what_was_taken_before_it() {
+    let mut b = Bench::new();
+    b.hurry = true;
+    b.send(0, 1, true, 0);
+    b.respond(0, 0, ACK);
+    b.start(0, 500, &QpRights { retry_cnt: 5, ..Default::default() });
+    assert_eq!(b.status(), [(0, 0)], "of the life before");
+    let r = b.requester(0);
+    assert_eq!((b.triple(0), r.get("retries"), r.get("armed")), ((0, 500, 500, 0), 5, 0));
 }
 
 const FIRST: u8 = 0x0d;
@@ -1231,24 +1411,24 @@ fn a_read_longer_than_the_psn_window_ends_in_a_last_before_its_last_packet() {
 #[test]
 fn while_place_takes_nothing_responses_wait_and_everything_else_goes_on() {
     let mut b = reading(|_| ());
-    b.send_read(0, 256, true);
-    b.send_read(0, 256, true);
+    let answers: Vec<_> = (0..6).map(|psn| (0, psn, ONLY, 256)).collect();
+    (0..6).for_each(|_| _ = b.send_read(0, 256, true));
     b.data_ready = false;
-    b.response(0, 0, ONLY, 256);
-    b.s.poke("response_valid", 1);
-    b.run(200);
-    assert_eq!(b.s.peek("response_ready"), 0);
+    assert_eq!(b.pour(&answers, 200).0, 4, "as many as there is room for");
     b.placement(0, 0, 0);
     assert_eq!(b.status(), [(0, 0)], "a confirmation passes");
     b.send(1, 1, true, 0);
     b.fault(1, 0, 4);
     assert_eq!(b.status(), [(0, 4)], "a fault passes");
-    b.s.poke("response_valid", 0);
+    b.placement(0, 1, 4);
+    assert_eq!(b.status(), [(1, 4)], "a failure passes");
     b.data_ready = true;
     b.run(2);
-    b.response(0, 1, ONLY, 256);
-    b.run(4);
-    assert_eq!(b.data.len(), 2);
+    assert_eq!(b.pour(&answers[4..], 100).0, 2);
+    b.run(10);
+    // the QP is dead by then
+    let kinds: Vec<_> = b.data.iter().map(|d| matches!(d, Out::Data(..))).collect();
+    assert_eq!(kinds, [true, true, true, true, false, false]);
 }
 
 #[test]
@@ -1284,6 +1464,7 @@ fn any_sequence_of_responses_losses_and_confirmations_leaves_what_the_rules_say(
             QpRights { path_mtu: 1, timeout: 20, retry_cnt: 1 + pick.below(7) as u8, ..Default::default() };
         let mut b = reading(|r| (r.timeout, r.retry_cnt) = (20, rights.retry_cnt));
         b.slow = 1 + seed % 3;
+        b.hurry = seed % 2 == 1;
         let start = pick.of(&[0u32, 0xff_fff0, 0x7f_fff0]);
         b.start(0, start, &rights);
         let mut work: Vec<Wqe> = vec![];
@@ -1291,7 +1472,9 @@ fn any_sequence_of_responses_losses_and_confirmations_leaves_what_the_rules_say(
         let (mut retries, mut implied, mut epoch) = (rights.retry_cnt, false, 0u64);
         let (mut next, mut done, mut data) = (0u64, vec![], vec![]);
         for step in 0..120 {
-            while work.len() - retired < 8 && !pick.one_in(3) {
+            // in a hurry the stage is behind
+            let oldest = retired.min(b.triple(0).3 as usize);
+            while work.len() - oldest < 8 && !pick.one_in(3) {
                 let (read, signaled) = (pick.one_in(2), pick.one_in(2));
                 let packets = 1 + pick.below(5);
                 if read {
@@ -1388,7 +1571,10 @@ fn any_sequence_of_responses_losses_and_confirmations_leaves_what_the_rules_say(
                 }
                 retired += 1;
             }
-            b.run(40);
+            if b.hurry && !costs && !pick.one_in(4) {
+                continue;
+            }
+            b.run(60);
             let context = format!("seed {seed}, step {step}");
             if failed {
                 // told at once, or when the READs before it are written
@@ -1519,6 +1705,7 @@ fn any_sequence_of_answers_and_silence_leaves_what_the_rules_say() {
         };
         let mut b = Bench::with(|r| *r = rights);
         b.slow = 1 + seed % 3;
+        b.hurry = seed % 2 == 1;
         let start = pick.of(&[0u32, 0xff_fff0, 0x7f_fff0, 5]);
         b.start(0, start, &rights);
         let mut m = Model {
@@ -1538,7 +1725,7 @@ fn any_sequence_of_answers_and_silence_leaves_what_the_rules_say() {
             if m.halt {
                 break;
             }
-            while m.work.len() < 8 && !pick.one_in(3) {
+            while u64::from(m.wqe) + m.work.len() as u64 - b.triple(0).3 < 8 && !pick.one_in(3) {
                 let status = if pick.one_in(60) { 2 } else { 0 };
                 let packets = if status == 0 { 1 + pick.below(5) as u32 } else { 0 };
                 let signaled = pick.one_in(2);
@@ -1556,7 +1743,9 @@ fn any_sequence_of_answers_and_silence_leaves_what_the_rules_say() {
                 m.timer();
             } else {
                 let span = (m.sent.wrapping_sub(m.una) & MASK) as u64;
-                let psn = (m.una + pick.below(span + 3) as u32).wrapping_sub(1) & MASK;
+                // in a hurry more is sent before it is looked at: then nothing beyond
+                let beyond = if b.hurry { 1 } else { 3 };
+                let psn = (m.una + pick.below(span + beyond) as u32).wrapping_sub(1) & MASK;
                 let syndrome = match pick.below(24) {
                     // short RNR waits would end by themselves
                     0 => pick.of(&[0x40u8, 0x5f, 0x64, 0x7f, 0x80, 0x9f, 0xe0, 0xff]),
@@ -1568,7 +1757,10 @@ fn any_sequence_of_answers_and_silence_leaves_what_the_rules_say() {
                 b.respond(0, psn, syndrome);
                 m.respond(psn, syndrome);
             }
-            b.run(40);
+            if b.hurry && m.rewinds == before && !m.halt && !pick.one_in(4) {
+                continue;
+            }
+            b.run(60);
             let r = b.requester(0);
             let context = format!("seed {seed}, step {n}");
             assert_eq!(r.get("epoch") != b.tx(0).get("epoch"), m.rewinds != before, "{context}");

@@ -116,9 +116,6 @@ pub struct Requester {
     /// Counts READs answered whole: the number of the READ under `got_wqe`, if that is one.
     #[shape(READS)]
     pub rd_got: Sig,
-    /// Counts READs whose data is in memory.
-    #[shape(READS)]
-    pub rd_placed: Sig,
     /// Counts READs retired.
     #[shape(READS)]
     pub rd_retired: Sig,

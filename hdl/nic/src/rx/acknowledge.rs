@@ -1,7 +1,10 @@
 //! Retires what the peer has answered, and decides when to send again or to give up.
 //!
 //! ```text
-//! rest     a response, a fault, a confirmation, a kick or the next QP of the timer scan is taken; addresses go out
+//! pick --> picked --> words --> record --> walk .. [take] --> the word is written
+//!            \> address: in the clock of that write the next event enters, and reads behind it
+//!
+//! pick     a response, a fault, a confirmation, a kick or the next QP of the timer scan enters the register `picked`
 //! words    the QP's words are there; what the event says; a scan that finds nothing ends here
 //! record   the record of the WQE that is looked at is read
 //! walk     passing: one clock per WQE that the response answers, from `got_wqe` on; then
@@ -9,9 +12,20 @@
 //!          word is written, schedule is woken. While both are the same WQE they move together
 //! take     a READ response whose place that is: its payload goes to place
 //! ```
-//! An ACK that ends no WQE takes 4 clocks, one that ends n WQEs 4 + n (measured), a READ response 7; between two events
-//! one QP is scanned (2 clocks, 5 if its timer acts). Stops only while complete or schedule refuse, and takes responses
-//! only while `data` is free; everything else is taken even then. Never waits for host memory.
+//! | event | clocks (measured) |
+//! |---|---|
+//! | ACK that ends no WQE; that ends n, the last exactly; that ends n and stands in the next | 3; 2 + n; 3 + n |
+//! | READ response, the WQEs before it answered | 4 |
+//! | response that is stale or refused | 2 |
+//! | confirmations of n READs of one QP that wait | 3 + n for all |
+//! | scan that finds nothing; whose timer acts | 2; 3 |
+//!
+//! An event is picked while the one before it is under way. What is
+//! `plain` (nothing is bad or faulty) ends as soon as nothing more can retire: behind a READ that is not confirmed
+//! nothing does, and a confirmation is an event of its own.
+//! Stops only while complete refuses; takes responses only while there is surely room for their data, everything else
+//! even then. A good confirmation is counted in the clock in which it comes, and retires its READ with those that came
+//! before it. Never waits for host memory.
 //!
 //! * ACK n (una <= n < sent) answers every PSN up to n; older ones are stale, later ones unexpected: counted.
 //! * NAK 0x60 at n answers what is before n, costs a retry and goes back to the oldest unanswered PSN (a new `epoch`).
@@ -32,9 +46,9 @@
 //!   (QP_ACCESS_ERR for its key, else QP_FATAL). A QP that was in RTR then stays halted when it goes to RTS: the driver
 //!   may not have seen the event yet.
 //!
-//! Timers are deadlines compared with `now`. A deadline is set T = 4.096 us * 2^code ahead (at most 2^38 clocks); the
-//! scan makes one step after every event, 2 clocks each without events (128 clocks for 64 QPs, T of code 1 is 2048), so it
-//! acts between T and 4T. Code 0 never acts.
+//! Timers are deadlines compared with `now`. A deadline is set T = 4.096 us * 2^code ahead (at most 2^38 clocks). The
+//! scan makes a step whenever nothing else waits (2 clocks each), and at the latest one every `every` clocks, so that it
+//! comes round in half of T of code 1 whatever else goes on: it acts between T and 4T. Code 0 never acts.
 //! `next_due` is the earliest deadline as of the last whole scan; `idle` says that this scan began after the last change
 //! and that nothing is due or under way. A new epoch is made only if segment obeyed the last one, so that the 4-bit
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow. The fence of a teardown passes from
@@ -43,8 +57,8 @@
 //! Requirements: ATOM ERR QPS READ REQ TIM
 
 use crate::config::Config;
-use crate::flow::{CAUSE, Completion, Count, Event, Fault, Response, Scatter, Wake};
-use crate::prim::fifo::buffer;
+use crate::flow::{CAUSE, Completion, Count, Event, Fault, Response, Scatter, Wake, WakePulse};
+use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{
     DEADLINE, Initialise, READS, Record, Requester, StateShape, StateWrite, Tx, WINDOW, psn_before,
 };
@@ -52,9 +66,14 @@ use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::timer::RNR_NS;
 use contract::{AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, WcOpcode, WcStatus};
 use hdl::{
-    Bits, Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, constant, lit, low, mux, reg, reg_init, select,
-    when,
+    Bits, Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, assert_always, constant, delay,
+    index_width, instance, lit, low, mux, reg, reg_init, select, when,
 };
+
+/// Data for place that waits.
+const DATA: u32 = 4;
+/// Events that may pass a confirmation that waits.
+const PASSED: u64 = 8;
 
 /// Longest timeout in clocks, so that a 40-bit deadline is never ambiguous.
 const LOG_LONGEST: u32 = 38;
@@ -111,8 +130,8 @@ pub struct AcknowledgeIo {
     #[source(c.config.clone())]
     pub event: Stream<Event>,
     /// The QP may go on: its window moved, it was rewound, or its wait is over. Comes after the write of the word.
-    #[source(c.config.clone())]
-    pub wake: Stream<Wake>,
+    #[output(c.config.clone())]
+    pub wake: WakePulse,
     /// Address of every per-QP word below.
     #[output(c.config.qp_bits())]
     pub qp_address: Sig,
@@ -168,6 +187,7 @@ enum Source {
     Response,
     Fault,
     Placement,
+    Confirmed,
     Kick,
     Scan,
 }
@@ -206,77 +226,118 @@ impl Module for Acknowledge {
         let c = &self.config;
         let phase = reg_init("phase", Phase::width(), Phase::Rest.code());
         let to = |p: Phase| phase.set(p.code());
+        let rest = phase.eq(Phase::Rest.code());
         let source = reg("source", Source::width());
         let qp = reg("qp", c.qp_bits());
-        let scan_qp = reg_init("scan_qp", c.qp_bits(), 0);
-        let scan_next = reg_init("scan_next", 1, 0);
+        let response = Response::regs(c, "response_q");
+        let fault = Fault::regs(c, "fault_q");
+        let picked_valid = reg_init("picked_valid", 1, 0);
+        let picked_source = reg("picked_source", Source::width());
+        let picked_qp = reg("picked_qp", c.qp_bits());
+        let picked_response = Response::regs(c, "picked_response");
+        let picked_fault = Fault::regs(c, "picked_fault");
+        let picked_is = |s: Source| picked_valid & picked_source.eq(s.code());
+        let initialise = rest & !picked_valid & io.initialise.valid;
+        io.initialise.ready.set(rest & !picked_valid);
+        let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
+
         let wake_valid = reg_init("wake_valid_q", 1, 0);
         let wake_qp = reg("wake_qp_q", c.qp_bits());
         io.wake.valid.set(wake_valid);
-        io.wake.data.qp.set(wake_qp);
+        io.wake.qp.set(wake_qp);
         let done = Stream::<Completion>::wires(c, "done");
         let out = buffer("completions", c, 4, &done);
         io.completion.take(&out);
-        let data_valid = reg_init("data_valid_q", 1, 0);
-        let data = Scatter::regs(c, "data_q");
-        io.data.valid.set(data_valid);
-        io.data.data.assign(&data);
-        when(data_valid & io.data.ready, || data_valid.set(0));
-
-        // rest: an event and one step of the scan take turns
-        let resting = phase.eq(Phase::Rest.code()).named("resting");
         let raise = Stream::<Event>::wires(c, "raise");
         let raised = buffer("events", c, 2, &raise);
         io.event.take(&raised);
-        let free = ((!wake_valid | io.wake.ready) & raise.ready).named("free");
-        let initialise = resting & io.initialise.valid;
-        let open = (resting & free & !io.initialise.valid).named("open");
-        let responds = io.response.valid & (!data_valid | io.data.ready);
-        let waiting_event =
-            (responds | io.fault.valid | io.placement.valid | io.kick.valid).named("event_waits");
-        let event = (open & waiting_event & !scan_next).named("take_event");
-        let scan = (open & !(waiting_event & !scan_next)).named("take_scan");
-        io.initialise.ready.set(resting);
-        // confirmations first: their number is bounded by the responses taken
-        let turn = open & !scan_next;
-        io.placement.ready.set(turn);
-        io.response.ready.set(turn & !io.placement.valid & (!data_valid | io.data.ready));
-        io.fault.ready.set(turn & !io.placement.valid & !responds);
-        io.kick.ready.set(turn & !io.placement.valid & !responds & !io.fault.valid);
-        let chosen = mux(
-            scan,
-            scan_qp,
-            mux(
-                io.placement.valid,
-                io.placement.data.qp,
-                mux(responds, io.response.data.qp, mux(io.fault.valid, io.fault.data.qp, io.kick.data.qp)),
-            ),
-        )
-        .named("chosen");
-        io.qp_address.set(chosen);
-        let response = Response::regs(c, "response_q");
-        let fault = Fault::regs(c, "fault_q");
-        when(wake_valid & io.wake.ready, || wake_valid.set(0));
-        let fence = (event & !io.placement.valid & responds & io.response.data.fence).named("take_fence");
-        when(event | scan, || {
-            when(!fence, || to(Phase::Words));
-            qp.set(chosen);
-            response.assign(&io.response.data);
-            fault.assign(&io.placement.data.or_else(c, io.placement.valid, &io.fault.data));
-            scan_next.set(event);
+
+        // a response is picked only if its data surely finds a place: behind it confirmations could not go on, for which
+        // place may wait
+        let data = Stream::<Scatter>::wires(c, "data_in");
+        let waiting = instance("data_out", &Fifo { depth: DATA, width: Scatter::total_width(c) });
+        waiting.input.valid.set(data.valid);
+        waiting.input.data.set(data.data.to_bits());
+        data.ready.set(waiting.input.ready);
+        assert_always("data_has_room", !data.valid | data.ready);
+        io.data.valid.set(waiting.output.valid);
+        io.data.data.assign(&Scatter::from_bits(c, waiting.output.data));
+        waiting.output.ready.set(io.data.ready);
+        let responding = !rest & source.eq(Source::Response.code());
+        let taken = waiting.level + picked_is(Source::Response).extend(3) + responding.extend(3);
+        let room = taken.lt(u64::from(DATA)).named("room");
+
+        // good confirmations are counted as they come; of each QP one event retires all
+        let head = &io.placement;
+        let good =
+            (head.valid & head.data.status.none() & !head.data.invalidates & !initialise).named("good");
+        let told = (head.valid & !good).named("told");
+        let i = &io.initialise.data;
+        let clears = (initialise & (i.send | i.reset)).named("clears");
+        let counts = Memory::new("placed_counts", c.qps, READS).style("distributed");
+        let there = counts.read_now("placed_there", head.data.qp);
+        counts.write(good | clears, mux(good, head.data.qp, i.qp), mux(good, there + 1, lit(READS, 0)));
+        let queued = reg_init("queued", c.qps, 0);
+        let new = (good & !queued.bit_at(head.data.qp)).named("new_confirmation");
+        let confirmations = instance("confirmations", &Fifo { depth: c.qps, width: c.qp_bits() });
+        confirmations.input.valid.set(new);
+        confirmations.input.data.set(head.data.qp);
+        assert_always("a_qp_waits_once", !new | confirmations.input.ready);
+        let confirmed = &confirmations.output;
+
+        // pick: an event, or one step of the scan
+        let every = (c.ticks_per_4096ns / c.qps).max(2);
+        let until_scan = reg_init("until_scan", index_width(every) + 1, 0);
+        let scan_qp = reg_init("scan_qp", c.qp_bits(), 0);
+        let load = !picked_valid & !io.initialise.valid;
+        let turn = load & until_scan.any();
+        let passed_by = reg_init("confirmation_passed_by", 4, 0);
+        let urgent = confirmed.valid & passed_by.ge(PASSED);
+        let responds = io.response.valid & room;
+        // what place waits for first: its number is bounded by the responses taken
+        let take_told = turn & told;
+        let free = turn & !told & !urgent;
+        let take_response = free & responds;
+        let take_fault = free & !responds & io.fault.valid;
+        let take_kick = free & !responds & !io.fault.valid & io.kick.valid;
+        let others = responds | io.fault.valid | io.kick.valid;
+        let take_confirmed = (turn & !told & confirmed.valid & (urgent | !others)).named("take_confirmed");
+        let event = (turn & (told | others | confirmed.valid)).named("take_event");
+        let scan = (load & !event).named("take_scan");
+        head.ready.set(good | turn);
+        io.response.ready.set(free & room);
+        io.fault.ready.set(free & !responds);
+        io.kick.ready.set(free & !responds & !io.fault.valid);
+        confirmed.ready.set(take_confirmed);
+        when(load, || {
+            picked_valid.set(1);
+            picked_response.assign(&io.response.data);
+            picked_fault.assign(&head.data.or_else(c, told, &io.fault.data));
         });
-        when(fence, || {
-            data_valid.set(1);
-            data.fence.set(1);
-        });
+        for (takes, source, of) in [
+            (take_told, Source::Placement, head.data.qp),
+            (take_response, Source::Response, io.response.data.qp),
+            (take_fault, Source::Fault, io.fault.data.qp),
+            (take_kick, Source::Kick, io.kick.data.qp),
+            (take_confirmed, Source::Confirmed, confirmed.data),
+            (scan, Source::Scan, scan_qp),
+        ] {
+            when(takes, || {
+                picked_source.set(source.code());
+                picked_qp.set(of);
+            });
+        }
+        when(until_scan.any(), || until_scan.set(until_scan - 1));
         when(scan, || {
-            source.set(Source::Scan.code());
             scan_qp.set(scan_qp + 1);
-        })
-        .elif(io.placement.valid, || source.set(Source::Placement.code()))
-        .elif(responds, || source.set(Source::Response.code()))
-        .elif(io.fault.valid, || source.set(Source::Fault.code()))
-        .otherwise(|| source.set(Source::Kick.code()));
+            until_scan.set(u64::from(every));
+        });
+        when(event & confirmed.valid & !urgent, || passed_by.set(passed_by + 1));
+        when(take_confirmed, || passed_by.set(0));
+        queued.set((queued | bit(new, head.data.qp)) & !bit(take_confirmed, confirmed.data));
+        io.qp_address.set(picked_qp);
+        let quiet = !confirmed.valid & (!picked_valid | picked_source.eq(Source::Scan.code()));
+        let resting = (rest & quiet).named("resting");
 
         // words: the event
         let words = phase.eq(Phase::Words.code()).named("words");
@@ -296,7 +357,8 @@ impl Module for Acknowledge {
         let rewound = mux(r.epoch.eq(t.epoch), r.epoch + 1, r.epoch);
 
         let is = |s: Source| words & source.eq(s.code());
-        let answer = is(Source::Response);
+        let fence = (is(Source::Response) & response.fence).named("fence");
+        let answer = is(Source::Response) & !response.fence;
         let opcode_is = |o: Opcode| response.opcode.eq(u64::from(o.code()));
         let payload = (!opcode_is(Opcode::RcAcknowledge)).named("is_read_response");
         let middle = opcode_is(Opcode::RcReadResponseMiddle);
@@ -324,14 +386,17 @@ impl Module for Acknowledge {
             when(words, || kept.set(value));
             kept
         };
-        let told = is(Source::Placement);
-        let confirmed = told & fault.status.none();
-        let key_ended = (confirmed & fault.invalidates).named("key_ended");
+        let failed = is(Source::Placement) & fault.status.any();
+        let key_ended = (is(Source::Placement) & fault.status.none()).named("key_ended");
+        let placed_now = counts.read_now("placed_of", qp);
         let claims = keep("claims", valid);
         let claim = keep("claim", mux(answer, claim_now, r.una_psn));
         let claim_moves = keep("claim_moves", valid & claim_now.ne(r.una_psn));
         let is_payload = keep("is_payload", valid & payload);
         let may_imply = keep("may_imply", valid & (payload | ack));
+        let is_ack = keep("is_ack", valid & ack);
+        // as of now: a READ behind one that failed does not count before the fault is in the word
+        let placed = keep("placed", placed_now);
         let is_sequence = keep("is_sequence", valid & sequence);
         let is_fatal = keep("is_fatal", valid & fatal);
         let is_rnr = keep("is_rnr", valid & rnr);
@@ -390,21 +455,22 @@ impl Module for Acknowledge {
             ),
             object: qp.extend(24),
         });
-        let fault_now = ((is(Source::Fault) & !fault.responds) | told) & !confirmed;
+        let fault_now = (is(Source::Fault) & !fault.responds) | failed;
         when(fault_now & alive & ahead & older, || {
             began.fault.set(1);
             began.fault_wqe.set(fault.wqe_index);
             began.fault_status.set(fault.status);
             began.fault_cause.set(fault.cause);
         });
-        when(confirmed & !key_ended, || began.rd_placed.set(r.rd_placed + 1));
         when(words, || w.assign(&began));
+        // nothing may end the QP in this walk but what the response itself says
+        let plain = keep("plain", answer & (payload | ack) & !t.halt & !began.fault);
         let acts = timeout_now | rnr_over_now | start_timer | stop_timer;
-        let dead = !alive & !scanned;
-        when(words, || {
-            when((scanned & !acts) | (dead & !ends_qp) | (answer & !valid), || to(Phase::Rest))
-                .otherwise(|| to(Phase::Record));
-        });
+        let dead = words & !alive & !scanned;
+        let nothing = is(Source::Confirmed) & placed_now.eq(r.rd_retired);
+        let nothing =
+            any_of(&[scanned & !acts, dead & !ends_qp, answer & !valid, fence, nothing]).named("nothing");
+        when(words, || to(Phase::Record));
         io.stage_count.valid.set(timeout_now | (valid & rnr));
         io.stage_count.index.set(mux(
             timeout_now,
@@ -432,12 +498,31 @@ impl Module for Acknowledge {
         let leave = (stop & !takes).named("leave");
         let una = mux(passing, mux(short, frontier, claim), w.una_psn).named("una");
         let blocked = mux(passing, short, stopped).named("blocked");
-        let in_memory = !record.is_read | w.rd_placed.ne(w.rd_retired);
+        let in_memory = !record.is_read | placed.ne(w.rd_retired);
         let retire = (walking & !passing & !together & !faulted & in_memory).named("retire");
+
+        // take: does the payload fit its place? The record is the same in both clocks
+        let taking = phase.eq(Phase::Take.code()).named("taking");
+        let position = (claim - w.got_first).named("position");
+        let offset = (position.extend(32) << shift).named("offset");
+        let ends_read = claim.eq(record.last_psn).named("ends_read");
+        let ends_request = ends_read | position.eq(WINDOW - 1);
+        let wanted = delay("wanted", mux(ends_read, record.length - offset, lit(32, 1) << shift));
+        let offset = delay("offset_q", offset);
+        let (ends_read, ends_request) =
+            (delay("ends_read_q", ends_read), delay("ends_request_q", ends_request));
+        let is_value = opcode_is(Opcode::RcAtomicAcknowledge);
+        let closes = opcode_is(Opcode::RcReadResponseLast) | opcode_is(Opcode::RcReadResponseOnly) | is_value;
+        let of = |o: WcOpcode| record.opcode.eq(u64::from(o.code()));
+        let of_atomic = of(WcOpcode::CompSwap) | of(WcOpcode::FetchAdd);
+        let fits = closes.eq(ends_request) & response.length.extend(32).eq(wanted) & is_value.eq(of_atomic);
+        let fits = fits.named("fits");
+        let took = (taking & fits).named("took");
 
         // what follows from it
         let ends = (walking & ((leave & together) | (!passing & !retire))).named("ends");
-        let progress = mux(blocked, moved, moved | claim_moves).named("progress");
+        let una = mux(took, claim + 1, una).named("una_behind");
+        let progress = mux(blocked, moved, moved | claim_moves | took).named("progress");
         let retries = mux(progress, retry_cnt, w.retries).named("retries_left");
         let rnr_retries = mux(progress, rnr_retry, w.rnr_retries).named("rnr_retries_left");
         let implied = (blocked & may_imply & !w.waiting & (progress | !w.implied)).named("implied_nak");
@@ -539,7 +624,17 @@ impl Module for Acknowledge {
         let free_to_go = !record.signaled | done.ready;
         let passes = (pass & (!together | free_to_go)).named("passes");
         let retires = (succeeds & free_to_go).named("retires");
-        let end = (ends & (!error | done.ready)).named("walk_over");
+        // the last WQE that the ACK answers: no further record need be looked at
+        let closes_walk = pass & is_ack & plain & record.last_psn.eq(response.psn);
+        // `una_wqe` is a READ that is not confirmed: nothing retires
+        let waits = plain & ((leave & !together) | taking);
+        let end = ((ends & (!error | done.ready)) | (closes_walk & passes) | waits).named("walk_over");
+        when(closes_walk | (took & ends_read), || {
+            next.got_wqe.set(w.got_wqe + 1);
+            next.got_first.set(una);
+            when(closes_walk & together, || next.una_wqe.set(w.una_wqe + 1));
+        });
+        when(took & ends_read, || next.rd_got.set(w.rd_got + 1));
         let got = mux(passes, w.got_wqe + 1, w.got_wqe);
         let una_wqe = mux(retires, w.una_wqe + 1, w.una_wqe);
         let on_got = passing & !leave;
@@ -563,33 +658,14 @@ impl Module for Acknowledge {
             passing.set(0);
             when(!together, || to(Phase::Record));
         });
-        when(end, || {
-            to(Phase::Rest);
-            when((progress | retry | rnr_over | retired) & !error, || {
-                wake_valid.set(1);
-                wake_qp.set(qp);
-            });
-        });
-
-        // take: does the payload fit its place?
-        let taking = phase.eq(Phase::Take.code()).named("taking");
-        let position = (claim - w.got_first).named("position");
-        let offset = (position.extend(32) << shift).named("offset");
-        let ends_read = claim.eq(record.last_psn).named("ends_read");
-        let ends_request = ends_read | position.eq(WINDOW - 1);
-        let wanted = mux(ends_read, record.length - offset, lit(32, 1) << shift);
-        let is_value = opcode_is(Opcode::RcAtomicAcknowledge);
-        let closes = opcode_is(Opcode::RcReadResponseLast) | opcode_is(Opcode::RcReadResponseOnly) | is_value;
-        let of = |o: WcOpcode| record.opcode.eq(u64::from(o.code()));
-        let of_atomic = of(WcOpcode::CompSwap) | of(WcOpcode::FetchAdd);
-        let fits = closes.eq(ends_request) & response.length.extend(32).eq(wanted) & is_value.eq(of_atomic);
-        let fits = fits.named("fits");
+        wake_valid.set(end & (progress | retry | rnr_over | retired) & !error);
+        wake_qp.set(qp);
         when(taking, || {
             passing.set(0);
             w.una_psn.set(claim);
             to(Phase::Record);
         });
-        when(taking & fits, || {
+        when(took, || {
             moved.set(1);
             w.una_psn.set(claim + 1);
             when(ends_read, || {
@@ -598,23 +674,36 @@ impl Module for Acknowledge {
                 w.rd_got.set(w.rd_got + 1);
             });
         });
+
+        // the next event enters behind the write of this one
+        let over = end | nothing;
+        let advance = (picked_valid & (rest | over) & (picked_source.ne(Source::Fault.code()) | raise.ready))
+            .named("advance");
+        when(over, || to(Phase::Rest));
+        when(advance, || {
+            to(Phase::Words);
+            picked_valid.set(0);
+            source.set(picked_source);
+            qp.set(picked_qp);
+            response.assign(&picked_response);
+            fault.assign(&picked_fault);
+        });
+
         let unwanted = (answer & !valid & payload) | (leave & is_payload);
-        when(unwanted | taking, || {
-            data_valid.set(1);
-            data.assign(&Scatter {
-                fence: low(),
-                discard: !(taking & fits),
-                is_value,
-                value: response.value,
-                qp,
-                entry: (read_base + (w.rd_got & read_mask).extend(16)).bits(0, c.read_bits()),
-                offset,
-                length: response.length,
-                address: response.address,
-                slot: response.slot,
-                wqe_index: w.got_wqe,
-                last: ends_read,
-            });
+        data.valid.set(unwanted | taking | fence);
+        data.data.assign(&Scatter {
+            fence,
+            discard: !took,
+            is_value,
+            value: response.value,
+            qp,
+            entry: (read_base + (w.rd_got & read_mask).extend(16)).bits(0, c.read_bits()),
+            offset,
+            length: response.length,
+            address: response.address,
+            slot: response.slot,
+            wqe_index: w.got_wqe,
+            last: ends_read,
         });
 
         // what is dropped
@@ -648,7 +737,6 @@ impl Module for Acknowledge {
         let answers_over = reg_init("answers_over", c.qps, 0);
         let start = Requester::wires(&(), "start");
         start.assign_zero();
-        let i = &io.initialise.data;
         let fresh = Requester {
             una_psn: i.sq_psn,
             got_first: i.sq_psn,
@@ -657,13 +745,11 @@ impl Module for Acknowledge {
             halt: answers_over.bit_at(i.qp) & !(i.receive | i.reset),
             ..start
         };
-        let clears = (initialise & (i.send | i.reset)).named("clears");
         let anew = i.receive | i.reset;
-        let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
         answers_over.set((answers_over | bit(ends_qp, qp)) & !bit(initialise & anew, i.qp));
         io.requester_write.enable.set(clears | end);
-        io.requester_write.address.set(mux(resting, i.qp, qp));
-        io.requester_write.data.set(mux(resting, fresh.to_bits(), next.to_bits()));
+        io.requester_write.address.set(mux(rest, i.qp, qp));
+        io.requester_write.data.set(mux(rest, fresh.to_bits(), next.to_bits()));
 
         // the earliest deadline of a whole scan
         let (best, best_valid) = (reg("best", DEADLINE), reg_init("best_valid", 1, 0));
@@ -687,18 +773,9 @@ impl Module for Acknowledge {
         io.next_due.set(next_due);
         io.next_due_valid.set(next_due_valid);
         let passed = next_due_valid & !(now - next_due).msb();
-        let watching = resting | scanned;
-        io.idle.set(
-            watching
-                & !waiting_event
-                & !io.response.valid
-                & !data_valid
-                & !io.initialise.valid
-                & !wake_valid
-                & !out.valid
-                & !raised.valid
-                & stale.none()
-                & !passed,
-        );
+        let coming =
+            any_of(&[head.valid, io.response.valid, io.fault.valid, io.kick.valid, io.initialise.valid]);
+        let leaving = any_of(&[wake_valid, waiting.output.valid, out.valid, raised.valid]);
+        io.idle.set((resting | (scanned & quiet)) & !coming & !leaving & stale.none() & !passed);
     }
 }

@@ -101,7 +101,6 @@ pub const REQUESTER: &[(&str, u32)] = &[
     ("una_psn", 24),
     ("got_first", 24),
     ("rd_got", 8),
-    ("rd_placed", 8),
     ("rd_retired", 8),
     ("implied", 1),
     ("epoch", 4),

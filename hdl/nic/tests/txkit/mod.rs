@@ -72,7 +72,6 @@ word!(Requester {
     una_psn: 24,
     got_first: 24,
     rd_got: 8,
-    rd_placed: 8,
     rd_retired: 8,
     implied: 1,
     epoch: 4,

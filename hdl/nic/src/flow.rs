@@ -7,6 +7,7 @@
 //!                                                     check -Response-> acknowledge -Completion-> complete
 //!                                                                       acknowledge -Scatter-> place -Placement-> acknowledge
 //!                                                     place -Exchange-> atomic
+//!                                                     place -Owed-> packetise (plain ACKs; all else by way of `placed` and segment)
 //!           segment -Invalidation-> place, place -region-> command -TableWrite-> everybody
 //! memory    fetch, gather, place, command, atomic -ReadRequest-> pcie read -ReadData, ReadDone->
 //!           place -PayloadWrite->, complete, notify, command, atomic -SmallWrite-> pcie write
@@ -16,8 +17,9 @@
 
 use crate::config::Config;
 use crate::qp::{INDEX, PSN};
+use contract::Opcode;
 use contract::ring::MAX_SGE;
-use hdl::{Bundle, Sig, cat};
+use hdl::{Bundle, Sig, cat, lit, low};
 
 /// A QP may have something to send.
 #[derive(Bundle, Clone, Copy, Debug)]
@@ -375,6 +377,49 @@ pub struct Outer {
     pub tagged: Sig,
     /// IPv6, not IPv4.
     pub ipv6: Sig,
+}
+
+/// What a response needs; FIFOs hold no more.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Owed {
+    /// Whose.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// BTH PSN.
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// AETH syndrome.
+    #[shape(8)]
+    pub syndrome: Sig,
+    /// AETH MSN.
+    #[shape(PSN)]
+    pub msn: Sig,
+    /// Tag and IP version of the frame.
+    #[shape(())]
+    pub outer: Outer,
+}
+
+/// A response as a packet without payload.
+pub fn response(p: &Owed) -> PacketFields {
+    PacketFields {
+        qp: p.qp,
+        fence: low(),
+        opcode: lit(8, Opcode::RcAcknowledge as u64),
+        psn: p.psn,
+        ack_req: low(),
+        solicited: low(),
+        syndrome: p.syndrome,
+        msn: p.msn,
+        outer: p.outer,
+        va: lit(64, 0),
+        rkey: lit(32, 0),
+        dma_length: lit(32, 0),
+        imm: lit(32, 0),
+        value: lit(64, 0),
+        compare: lit(64, 0),
+        length: lit(13, 0),
+    }
 }
 
 /// A good RoCEv2 frame: its headers, and where its payload lies in the packet buffer.

@@ -12,7 +12,7 @@
 use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
-use crate::flow::{Count, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse};
+use crate::flow::{Count, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse, response};
 use crate::mac::{
     Mac, MacIo,
     pins::{LineIn, LineOut},
@@ -310,7 +310,13 @@ impl Nic {
         gather.words.take(&segment.words);
         transmit_buffer.inline.take(&gather.fill);
         packetise.data.take(&gather.slot);
-        packetise.control.take(&segment.control);
+        // an ACK of place is older than what segment answers: while that waits place gives none
+        let answer = place.ack.valid;
+        packetise.control.valid.set(answer | segment.control.valid);
+        packetise.control.data.assign(&response(&place.ack.data).or_else(c, answer, &segment.control.data));
+        place.ack.ready.set(packetise.control.ready);
+        segment.control.ready.set(packetise.control.ready & !answer);
+        place.answers_wait.set(segment.control.valid);
         gather.sent.set(packetise.sent);
         transmit_buffer.read.set(high());
         transmit_buffer.read_address.set(cat(&[packetise.buffer_address, lit(c.lane_bits(), 0)]));

@@ -135,6 +135,16 @@ struct Bench {
     rejects: Vec<Reject>,
     fences: u32,
     stalls: u64,
+    /// Answers of segment wait, by order of the story; else those in `control` do, which leave behind the lane of place.
+    answers_wait: bool,
+    control: VecDeque<(u32, u64, u64)>,
+    /// packetise takes something.
+    ack_ready: bool,
+    /// What packetise took: QP, PSN, MSN.
+    answers: Vec<(u32, u64, u64)>,
+    /// Those by way of `ack`: tagged, clocks since the last `written`.
+    directly: Vec<(u64, u64)>,
+    written_at: u64,
     /// QP, entry, pieces written by then.
     exchanges: Vec<(u32, u64, usize)>,
     reads: u32,
@@ -235,6 +245,12 @@ impl Bench {
             rejects: vec![],
             fences: 0,
             stalls: 0,
+            answers_wait: true,
+            control: VecDeque::new(),
+            ack_ready: true,
+            answers: vec![],
+            directly: vec![],
+            written_at: 0,
             exchanges: vec![],
             reads: 0,
             further: vec![],
@@ -402,7 +418,11 @@ impl Bench {
         if written {
             self.unwritten.pop_front();
             self.written += 1;
+            self.written_at = self.time;
         }
+        s.poke("answers_wait", u64::from(self.answers_wait || !self.control.is_empty()));
+        let packetise = self.ack_ready && self.pick.one_in(self.slow);
+        s.poke("ack_ready", u64::from(packetise));
         s.poke("payload_ready", u64::from(self.pick.one_in(self.slow)));
         s.poke("completion_ready", u64::from(self.pick.one_in(self.slow)));
         s.poke("event_ready", u64::from(self.pick.one_in(self.slow)));
@@ -481,6 +501,14 @@ impl Bench {
         if moves(s, "exchange") {
             let told = (s.peek("exchange_qp") as u32, s.peek("exchange_entry"), self.written);
             self.exchanges.push(told);
+        }
+        if moves(s, "ack") {
+            let mut get = |n: &str| s.peek(&format!("ack_{n}"));
+            assert_eq!((get("syndrome"), get("outer_ipv6")), (0x1f, 0));
+            self.directly.push((get("outer_tagged"), self.time - self.written_at));
+            self.answers.push((get("qp") as u32, get("psn"), get("msn")));
+        } else if packetise {
+            self.answers.extend(self.control.pop_front());
         }
         if moves(s, "wake") {
             self.wakes.push(s.peek("wake_qp") as u32);
@@ -580,6 +608,143 @@ fn a_write_is_acknowledged_only_when_it_is_written() {
     b.settle();
     assert_eq!((b.tail(0), b.placed(0).get("psn")), ((0x1f, 100, 1), 100));
     assert_eq!((b.released.clone(), b.wakes.clone(), b.done.len()), (vec![36], vec![0], 0));
+}
+
+#[test]
+fn a_plain_ack_leaves_in_the_clock_behind_the_write_and_leaves_no_debt() {
+    let mut b = Bench::new(1);
+    b.answers_wait = false;
+    b.write_latency = 50;
+    let tagged =
+        QpRights { state: QpState::Rts as u8, valid: true, pd: 7, tagged: true, ..Default::default() };
+    b.rams[0].words[1] = Bits::from_bytes(256, &tagged.pack());
+    let i = b.post(2, &[]);
+    for v in [
+        write(0, 100, 0x1000, 64),
+        Verdict { ack_req: false, last: false, ..write(1, 100, 0x1100, 256) },
+        Verdict { first: false, ..write(1, 101, 0x1200, 64) },
+        Verdict { wqe: Some(i), with_imm: true, imm: 7, ..write(2, 100, 0, 0) },
+    ] {
+        b.offer(v);
+        b.run(10);
+    }
+    assert_eq!((b.answers.len(), b.written), (0, 0));
+    b.settle();
+    assert_eq!(b.answers, [(0, 100, 1), (1, 101, 1), (2, 100, 1)]);
+    let (tagged, clocks): (Vec<_>, Vec<_>) = b.directly.iter().copied().unzip();
+    assert_eq!((tagged, &clocks[..2]), (vec![0, 1, 0], &[1, 1][..]));
+    assert_eq!((b.wakes.len(), b.released.len(), b.done.len()), (0, 4, 1));
+    for (qp, psn) in [(0, 100), (1, 101), (2, 100)] {
+        let p = b.placed(qp);
+        assert_eq!((p.get("psn"), p.get("msn"), p.get("tail_seq")), (psn, 1, 0));
+    }
+}
+
+#[test]
+fn an_ack_becomes_a_tail_if_anything_is_owed() {
+    type Owes = fn(&mut Bench);
+    let owed: [(&str, Owes); 6] = [
+        ("a tail that is not paid", |b| {
+            b.answers_wait = true;
+            b.offer(write(0, 99, 0x1000, 64));
+            b.settle();
+            b.answers_wait = false;
+        }),
+        ("a READ", |b| b.offer(read(0, 99, 0))),
+        ("a READ again", |b| b.offer(rewind(0, 99, 0))),
+        ("READ responses in gather", |b| b.rams[3].words[0] = Word::new(TX).with("res_marked", 1).bits()),
+        ("an answer of segment", |b| b.answers_wait = true),
+        ("a NAK", |b| b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 99, 0, 0) })),
+    ];
+    for (what, owes) in owed {
+        let mut b = Bench::new(1);
+        b.answers_wait = false;
+        owes(&mut b);
+        b.settle();
+        let (tails, wakes) = (b.placed(0).get("tail_seq"), b.wakes.len());
+        b.offer(write(0, 100, 0x1000, 64));
+        b.settle();
+        assert_eq!((b.answers.len(), b.placed(0).get("tail_seq")), (0, tails + 1), "{what}");
+        assert_eq!((b.tail(0).1, b.wakes.len()), (100, wakes + 1), "{what}");
+        // another QP owes nothing
+        b.offer(write(1, 100, 0x1000, 64));
+        b.settle();
+        assert_eq!(b.answers.len(), usize::from(!b.answers_wait), "{what}");
+        // all is given
+        let p = b.placed(0);
+        let paid = Word::new(TX).with("paid", p.get("tail_seq")).with("res_cursor", p.get("res_head"));
+        b.rams[3].words[0] = paid.with("res_rewind", p.get("rewind_seq")).bits();
+        b.answers_wait = false;
+        b.offer(write(0, 101, 0x1000, 64));
+        b.settle();
+        assert_eq!(b.answers.last().map(|a| (a.0, a.1)), Some((0, 101)), "{what}");
+    }
+    // answers of check, and a duplicate's
+    let mut b = Bench::new(1);
+    b.answers_wait = false;
+    b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 100, 0, 0) });
+    b.offer(Verdict { action: REACK, ..write(1, 99, 0, 0) });
+    b.settle();
+    assert_eq!((b.answers.len(), b.wakes.len(), b.tail(0).0, b.tail(1).1), (0, 2, 0x60, 99));
+}
+
+#[test]
+fn while_packetise_takes_nothing_acks_become_tails_and_a_fence_waits_for_those_that_left() {
+    let mut b = Bench::new(1);
+    (b.answers_wait, b.ack_ready) = (false, false);
+    for psn in 100..104 {
+        b.offer(write(0, psn, 0x1000, 64));
+    }
+    b.run(100);
+    assert_eq!((b.tail(0), b.placed(0).get("tail_seq"), b.released.len()), ((0x1f, 103, 4), 2, 4));
+    b.fence();
+    b.run(100);
+    assert_eq!((b.fences, b.answers.len(), b.s.peek("idle")), (0, 0, 0));
+    b.ack_ready = true;
+    b.settle();
+    assert_eq!((b.fences, b.answers), (1, vec![(0, 100, 1), (0, 101, 2)]));
+}
+
+#[test]
+fn every_packet_is_answered_once_and_in_order_whichever_way_its_answer_takes() {
+    let (mut direct, mut tails) = (0, 0);
+    for seed in 1..=12 {
+        let mut pick = Choices::new(seed * 77);
+        let mut b = Bench::new(seed);
+        b.answers_wait = false;
+        b.slow = 1 + seed % 3;
+        let mut next = [100u32; QPS];
+        for n in 0..400 {
+            b.ack_ready = n % 100 < 70;
+            b.write_latency = 1 + pick.below(20);
+            if b.offers.len() < 3 {
+                let qp = pick.below(QPS as u64) as usize;
+                let v = write(qp as u32, next[qp], 0x1000, 64);
+                b.offer(Verdict { ack_req: !pick.one_in(4), ..v });
+                next[qp] += 1;
+            }
+            b.run(pick.below(6));
+            // segment's part: pays, and its answer waits for packetise
+            let qp = pick.below(QPS as u64) as usize;
+            let mut tx = Word::new(TX);
+            tx.load(&b.rams[3].words[qp]);
+            let p = b.placed(qp);
+            if p.get("tail_seq") != tx.get("paid") && b.control.len() < 2 {
+                b.control.push_back((qp as u32, p.get("tail_psn"), p.get("tail_msn")));
+                b.rams[3].words[qp] = tx.with("paid", p.get("tail_seq")).bits();
+                tails += 1;
+            }
+        }
+        direct += b.directly.len();
+        for qp in 0..QPS as u32 {
+            let psns: Vec<_> = b.answers.iter().filter(|a| a.0 == qp).map(|a| a.1).collect();
+            assert!(psns.is_sorted_by(|a, b| a < b), "seed {seed}, QP {qp}: {psns:?}");
+            let msns = b.answers.iter().filter(|a| a.0 == qp).all(|a| a.2 == a.1 - 99);
+            assert!(msns, "seed {seed}, QP {qp}");
+        }
+        assert!(b.s.failures().is_empty(), "{:?}", b.s.failures());
+    }
+    assert!(direct > 500 && tails > 300, "{direct} {tails}");
 }
 
 #[test]

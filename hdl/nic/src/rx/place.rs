@@ -2,7 +2,7 @@
 //! writes the payload of READ responses, then tells acknowledge.
 //!
 //! ```text
-//! verdicts > [4] > rest, words > key, emit per piece > payload write ----> [16] > finish: placed, CQE, event, wake
+//! verdicts > [4] > rest, words > key, emit per piece > payload write ----> [16] > finish: placed, CQE, event, wake or `ack`
 //!               \> miss queue: SENDs whose receive WQE is not here yet      ^ written, in order
 //! data > [4] --> as a SEND, but through the SGEs of the read list; never parked > finish: placement
 //! local > [QPs] > rest, words > judge, invalidate --------------------------------> finish: placement
@@ -12,7 +12,8 @@
 //! CQE, the slot, a wake for schedule. Requests and READ responses take turns.
 //!
 //! A WRITE takes 3 clocks, a SEND of one piece 4 (measured), each further piece 2, each SGE that is skipped 1; a packet
-//! without payload 3, an atomic 4; the end of a key 3 more. finish takes 3 clocks per packet and runs beside. Waits only for the write engine, for complete and
+//! without payload 3, an atomic 4; the end of a key 3 more. finish takes 3 clocks per packet and runs beside; of a packet that
+//! waits for its write 2, counted from `written`. Waits only for the write engine, for complete and
 //! notify, and for a free miss entry (a packet that must go behind a parked one of its QP).
 //!
 //! A list comes in groups of four SGEs, the first with the packet. If that holds less than the packet needs, the further
@@ -28,6 +29,10 @@
 //! SEND that check has NAKed in its midst completes with LOC_QP_OP_ERR. A fatal NAK raises an asynchronous event
 //! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63; the first packet of a QP in RTR COMM_EST) and kills the QP here at once: packets behind are
 //! discarded. An unpaid NAK is not overwritten by a re-acknowledgement, nor an unpaid ACK by one of an earlier PSN.
+//!
+//! An ACK goes to packetise at once (`ack`, in the clock of `written`) if nothing that its QP is owed could be passed by it:
+//! the last tail is paid and has left segment, and so have all READ responses. It leaves no debt. Else, or if packetise is
+//! busy, it becomes the tail.
 //!
 //! A READ passes through without payload: when its turn comes in `finish`, everything before it is written, it counts in
 //! the MSN, and `placed.res_head` lets segment answer it. An atomic likewise, but it also goes to atomic (`exchange`), for
@@ -57,7 +62,7 @@
 use crate::config::Config;
 use crate::flow::{
     self, ACTION, Action, CAUSE, Completion, Count, Event, Exchange, Fault, GROUP, GROUP_SGES, Invalidation,
-    PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
+    Outer, Owed, PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
@@ -169,6 +174,12 @@ pub struct PlaceIo {
     /// A tail or the READs to answer changed: a response is owed. Comes after the write of `placed`.
     #[source(c.config.clone())]
     pub wake: Stream<Wake>,
+    /// Acknowledgements of which nothing of their QP stands in front, to packetise.
+    #[source(c.config.clone())]
+    pub ack: Stream<Owed>,
+    /// Answers of segment wait for packetise.
+    #[input]
+    pub answers_wait: Sig,
     /// A packet's slot is free again.
     #[output]
     pub release_valid: Sig,
@@ -276,6 +287,9 @@ struct Finish {
     solicited: Sig,
     /// A local invalidate.
     local: Sig,
+    /// Of its acknowledgement.
+    #[shape(())]
+    outer: Outer,
 }
 
 /// Kinds of [`Finish`].
@@ -475,6 +489,7 @@ impl Module for Place {
         let rest = reg("rest", 14);
         let at_byte = reg("at_byte", c.packet_address_bits());
         let pd = reg("pd", 24);
+        let outer = Outer::regs(&(), "outer");
         let (fault, fault_syndrome, fault_status) =
             (reg("fault", 1), reg("fault_syndrome", 8), reg("fault_status", 8));
         let cause = reg("cause", 6);
@@ -494,6 +509,7 @@ impl Module for Place {
             rest.set(v.length);
             at_byte.set(v.address);
             pd.set(rights.pd);
+            outer.assign(&Outer { tagged: rights.tagged, ipv6: rights.ipv6 });
             fault.set(unread);
             fault_syndrome.set(0x63);
             fault_status.set(status(WcStatus::LocQpOpErr));
@@ -703,6 +719,7 @@ impl Module for Place {
             with_inv: v.with_inv & !naks,
             solicited: v.solicited & !naks,
             local,
+            outer,
         });
         let pushed = (pushing & finish.ready).named("pushed");
         when(pushed, || to(Phase::Rest));
@@ -750,22 +767,29 @@ impl Module for Place {
         let finish_word = buffer("finish_fifo", c, FINISHES, &finish);
         let f = &finish_word.data;
         let told = reg_init("told", 8, 0);
-        let step = reg_init("finish_step", 2, 0);
+        let step = reg_init("finish_step", 1, 0);
         let wake_valid = reg_init("wake_valid_q", 1, 0);
         let wake_qp = reg("wake_qp_q", qp_bits);
         io.wake.valid.set(wake_valid);
         io.wake.data.qp.set(wake_qp);
         when(wake_valid & io.wake.ready, || wake_valid.set(0));
-        let f_rest = step.eq(0).named("finish_rests");
-        let here = finish_word.valid & (!f.piece | told.any());
+        let f_rest = (!step).named("finish_rests");
+        let pop = hdl::wire("pop", 1);
+        // its address went out in the clock before: the words are there
+        let seen = reg_init("head_seen", 1, 0);
+        seen.set(finish_word.valid & !pop);
+        let here = finish_word.valid & (!f.piece | told.any() | io.written);
         let is_kind = |k: Kind| f.kind.eq(k.code());
         let middle = f_rest & here & !f.ends;
         let placement = Stream::<Fault>::wires(c, "placement_in");
         let placements = buffer("placements", c, 4, &placement);
         // those that have left `finish`: a fence that waited for an atomic behind it here would wait for ever
         let exchanging = reg_init("exchanging", 8, 0);
-        // a confirmation must not meet the next life of its QP
-        let settled = wqes.drained & !placements.valid & exchanging.none();
+        // a confirmation must not meet the next life of its QP, an acknowledgement not its path
+        let ack = Stream::<Owed>::wires(c, "ack_in");
+        let acks = buffer("acks", c, 2, &ack);
+        io.ack.take(&acks);
+        let settled = wqes.drained & !placements.valid & exchanging.none() & !acks.valid;
         let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & settled;
         let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
         let f_read = (f_rest & here & f.ends & is_kind(Kind::Read) & placement.ready).named("read_finishes");
@@ -784,7 +808,8 @@ impl Module for Place {
         let local_over = (f_read | f_discard) & f.local;
         local_of.set((local_of & !bit(local_over, f.qp)) | bit(io.local.moves(), io.local.data.qp));
         let acknowledges = !any_of(&[Kind::Fence, Kind::Discard, Kind::Read].map(is_kind));
-        let packet = f_rest & here & f.ends & acknowledges & !io.initialise.valid;
+        let packet =
+            (f_rest & here & seen & f.ends & acknowledges & !io.initialise.valid).named("packet_ends");
         io.finish_address.set(f.qp);
 
         let old = Placed::from_bits(&(), io.placed_word);
@@ -798,14 +823,24 @@ impl Module for Place {
         // as far as all is placed, and not behind what is owed already
         let placed_psn = mux(psn_before(f.psn, old.psn), f.psn, old.psn);
         let again_psn = mux(unpaid & psn_before(placed_psn, old.tail_psn), old.tail_psn, placed_psn);
-        let answers = (accept & f.ack_req) | (is_kind(Kind::Reack) & !unpaid_nak) | is_kind(Kind::Nak);
+        let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
+        // all that the QP was owed has gone to packetise, but for READ responses that may be in gather (`res_marked`)
+        let answered = !unpaid
+            & old.res_head.eq(tx.res_cursor)
+            & old.rewind_seq.eq(tx.res_rewind)
+            & !tx.res_marked
+            & !io.answers_wait;
+        let direct = (packet & accept & f.ack_req & answered & ack.ready).named("acknowledges_directly");
+        ack.valid.set(direct);
+        ack.data.assign(&Owed { qp: f.qp, psn: f.psn, syndrome: lit(8, ACK), msn, outer: f.outer });
+        let answers =
+            (accept & f.ack_req & !direct) | (is_kind(Kind::Reack) & !unpaid_nak) | is_kind(Kind::Nak);
         let next = Placed::regs(&(), "placed");
         let (owes, cqn) = (reg("owes_more", 1), reg("cqn", c.cq_bits()));
         let entry = reg("response_entry", c.response_bits());
-        let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
         // segment may be obeying in this very clock: then it goes back twice, which costs packets and nothing else
         let older = old.rewind_seq.eq(tx.res_rewind) | psn_before(f.psn, old.rewind_psn);
-        when(step.eq(1), || {
+        when(packet, || {
             next.assign(&Placed { msn, ..old });
             when(accept, || next.psn.set(f.psn));
             when(answers, || {
@@ -833,7 +868,7 @@ impl Module for Place {
         let exchanges = buffer("exchanges", c, 2, &exchange);
         io.exchange.take(&exchanges);
         let can = completion.ready & event.ready & exchange.ready & (!wake_valid | io.wake.ready);
-        let done = (step.eq(2) & can).named("finished");
+        let done = (step & can).named("finished");
         exchange.valid.set(done & is_atomic);
         exchanging.set(exchanging + (done & is_atomic).extend(8) - io.exchanged.extend(8));
         exchange.data.assign(&Exchange { qp: f.qp, entry });
@@ -879,12 +914,12 @@ impl Module for Place {
         io.completion.take(&completions);
         let events = buffer("events", c, 4, &event);
         io.event.take(&events);
-        step.set(mux(f_rest, packet.extend(2), mux(step.eq(1), lit(2, 2), mux(done, lit(2, 0), step))));
+        step.set(mux(f_rest, packet, !done));
         when(done & owes, || {
             wake_valid.set(1);
             wake_qp.set(f.qp);
         });
-        let pop = (middle | f_fence | f_discard | f_read | done).named("pop");
+        pop.set(middle | f_fence | f_discard | f_read | done);
         finish_word.ready.set(pop);
         let spent = pop & f.piece;
         when(io.written & !spent, || told.set(told + 1));
@@ -933,6 +968,7 @@ impl Module for Place {
                 & !data.valid
                 & local_of.none()
                 & !placements.valid
+                & !acks.valid
                 & used.none()
                 & !finish_word.valid
                 & !payload_out.valid

@@ -62,7 +62,8 @@
 
 use crate::config::Config;
 use crate::flow::{
-    self, Count, Event, Fault, Invalidation, Outer, PacketFields, ReadListWrite, TurnDone, Wake, WorkItem,
+    self, Count, Event, Fault, Invalidation, Outer, Owed, PacketFields, ReadListWrite, TurnDone, Wake,
+    WorkItem, response,
 };
 use crate::prim::fifo::{Fifo, buffer};
 pub use crate::qp::WINDOW;
@@ -773,43 +774,5 @@ impl Module for Segment {
                 & !io.initialise.valid
                 & !any_of(&[io.data.valid, io.control.valid, io.kick.valid, io.fault.valid, io.event.valid]),
         );
-    }
-}
-
-/// What a response needs; the FIFO holds no more.
-#[derive(Bundle, Clone, Copy, Debug)]
-#[bundle(Config)]
-struct Owed {
-    #[shape(c.qp_bits())]
-    qp: Sig,
-    #[shape(PSN)]
-    psn: Sig,
-    #[shape(8)]
-    syndrome: Sig,
-    #[shape(PSN)]
-    msn: Sig,
-    #[shape(())]
-    outer: Outer,
-}
-
-/// A response as a packet without payload.
-fn response(p: &Owed) -> PacketFields {
-    PacketFields {
-        qp: p.qp,
-        fence: low(),
-        opcode: lit(8, Opcode::RcAcknowledge as u64),
-        psn: p.psn,
-        ack_req: low(),
-        solicited: low(),
-        syndrome: p.syndrome,
-        msn: p.msn,
-        outer: p.outer,
-        va: lit(64, 0),
-        rkey: lit(32, 0),
-        dma_length: lit(32, 0),
-        imm: lit(32, 0),
-        value: lit(64, 0),
-        compare: lit(64, 0),
-        length: lit(13, 0),
     }
 }

@@ -341,7 +341,9 @@ impl Module for Place {
         fifo.input.valid.set(io.verdict.valid);
         fifo.input.data.set(io.verdict.data.to_bits());
         io.verdict.ready.set(fifo.input.ready);
-        let arrived = Verdict::from_bits(c, fifo.output.data);
+        // at rest what enters the empty FIFO is looked at in the same clock; `words` finds it at the head
+        let arrived = Verdict::from_bits(c, fifo.output.data).or_else(c, fifo.output.valid, &io.verdict.data);
+        let arrives = fifo.output.valid | io.verdict.valid;
         let data = buffer("data_fifo", c, VERDICTS, &io.data);
         let locals = buffer("locals", c, c.qps, &io.local);
         let parked = Memory::new("parked", misses, width).style("distributed");
@@ -364,12 +366,12 @@ impl Module for Place {
         let at = |p: Phase| phase.eq(p.code());
         let is = |v: &Verdict, a: Action| v.action.eq(a.code());
         let resting = at(Phase::Rest).named("resting");
-        let fence_waits = fifo.output.valid & is(&arrived, Action::Fence);
+        let fence_waits = arrives & is(&arrived, Action::Fence);
         let data_fence = data.valid & data.data.fence;
         let fence_held = (fence_waits & (used.any() | !data_fence)).named("fence_held");
         let consumed = Stream::<WqeName>::wires(c, "consumed");
         let from_miss = runnable.any();
-        let from_verdicts = fifo.output.valid & !fence_held;
+        let from_verdicts = arrives & !fence_held;
         let (data_first, local_first) = (reg_init("data_first", 1, 0), reg_init("local_first", 1, 0));
         let has_data = data.valid & !data.data.fence;
         let from_local =

@@ -1,8 +1,8 @@
 //! packetise: a packet's fields and its payload become a frame.
 //!
 //! ```text
-//! control --+            1 lines   2 sums   3 fold   4 header      A read   B merge   C ICRC   D insert
-//!           +- accept --> path, addresses, IPv4 checksum  -------> payload word + header lanes ----------> frame
+//! control --+            1 lines   2 sums   3 header      A read   B merge   C ICRC   D insert
+//!           +- accept --> path, addresses ---------------> payload word + header lanes ----------> frame
 //! data -----+
 //! ```
 //! In: packets without payload (`control`: ACK, NAK; they go first), packets whose payload lies whole in the transmit
@@ -10,8 +10,9 @@
 //! Ethernet | 802.1Q tag | IPv4 or IPv6 | UDP | BTH | RETH, AtomicETH or AETH | ImmDt or AtomicAckETH | payload | pad | ICRC, without FCS and without
 //! padding to 60 bytes; tag and IP version as the QP's rights say.
 //! One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
-//! it and takes 4 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 4
-//! clocks. From accept to the first beat: 9 clocks. A beat is read only when room for it is held, so nothing behind the read ever
+//! it and takes 3 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 3
+//! clocks. From accept to the first beat: 7 clocks. The IPv4 checksum is there one clock behind the header, in time for
+//! the first beat. A beat is read only when room for it is held, so nothing behind the read ever
 //! stalls. Never splits a frame, never reads the buffer after `sent`.
 //!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
@@ -219,8 +220,8 @@ impl Module for Packetise {
         let packet = PacketFields::regs(c, "packet");
         let is_data = reg("is_data", 1);
         let address = reg("address", c.transmit_address_bits());
-        // 0 empty, 1 lines arrive, 2 sums, 3 fold, 4 header complete
-        let phase = reg_init("phase", 3, 0);
+        // 0 empty, 1 lines arrive, 2 sums, 3 header complete
+        let phase = reg_init("phase", 2, 0);
         let take = hdl::wire("take", 1);
         let accepting = phase.none() | take;
         io.control.ready.set(accepting);
@@ -228,7 +229,7 @@ impl Module for Packetise {
         io.line_qp.set(fields.qp);
         let accept = (accepting & (io.control.valid | io.data.valid)).named("accept");
         when(take, || phase.set(0));
-        when(phase.any() & !phase.eq(4), || phase.set(phase + 1));
+        when(phase.any() & !phase.eq(3), || phase.set(phase + 1));
         when(accept, || {
             phase.set(1);
             packet.assign(&fields);
@@ -262,7 +263,7 @@ impl Module for Packetise {
             frame_end.set(header + payload + pad.extend(POSITION) + 4);
         });
 
-        // 2, 3: IPv4 checksum
+        // 2, 3 and the clock behind: IPv4 checksum
         let ip_at = mux(outer.tagged, lit(POSITION, 18), lit(POSITION, 14));
         let total_length = (frame_end - ip_at).extend(16).named("total_length");
         let behind_ip = delay("behind_ip", total_length - mux(outer.ipv6, lit(16, 40), lit(16, 20)));
@@ -283,7 +284,7 @@ impl Module for Packetise {
         let folded = sum.bits(0, 16).extend(17) + sum.bits(16, 2).extend(17);
         let checksum = delay("checksum", !(folded.bits(0, 16) + folded.bit(16).extend(16)));
 
-        // 4: the header, first byte most significant
+        // 3: the header, first byte most significant, without the checksum
         let of_ip = mux(outer.ipv6, lit(16, u64::from(ETHERTYPE_IPV6)), lit(16, u64::from(ETHERTYPE_IPV4)));
         let ethernet = EthernetHeaderBits {
             destination: path.dest_mac,
@@ -314,7 +315,7 @@ impl Module for Packetise {
             fragment_offset: lit(13, 0),
             ttl: path.ttl,
             protocol: lit(8, u64::from(IP_PROTOCOL_UDP)),
-            checksum,
+            checksum: lit(16, 0),
             source: source_ip,
             destination: dest_ip,
         };
@@ -373,7 +374,7 @@ impl Module for Packetise {
         io.stall.set(active & !room);
         let issue = (active & room).named("issue");
         let last = beat.eq(last_at.0);
-        let turn = (phase.eq(4) & (!active | (issue & last))).named("turn");
+        let turn = (phase.eq(3) & (!active | (issue & last))).named("turn");
         take.set(turn);
         when(issue, || {
             beat.set(beat + 1);
@@ -395,6 +396,11 @@ impl Module for Packetise {
                 to_lane.set(from.bits(0, lanes));
             }
         });
+        // what comes behind is at its lines at the earliest: the sums are still those of this frame
+        let fresh = delay_init("turned", turn & !packet.fence);
+        let kept = reg("kept_checksum", 16);
+        when(fresh, || kept.set(checksum));
+        let sum = mux(fresh, checksum, kept).named("checksum_of_frame");
         io.buffer_address.set(word);
         io.fence_done.set(delay_init("fenced", turn & packet.fence));
         io.sent.set(delay_init("spent", issue & last & held_data));
@@ -415,12 +421,21 @@ impl Module for Packetise {
             mux(beat.lt(at.0), !lit(bytes, 0), mux(beat.eq(at.0), cat(&lane), lit(bytes, 0)))
         };
         let beats = LONGEST.div_ceil(bytes);
+        // where the header has zeros for it
+        let [untagged, tagged, ..] = by_outer(&held_outer);
+        let sum_at =
+            |p: u32| match [(24, untagged), (28, tagged)].into_iter().find(|(at, _)| p / 2 * 2 == *at) {
+                Some((at, is)) => sum.byte(at + 1 - p) & is.repeat(8),
+                None => lit(8, 0),
+            };
         let slices: Vec<Sig> = (0..beats)
             .map(|k| {
                 let parts: Vec<Sig> = (0..bytes)
                     .rev()
                     .map(|i| k * bytes + i)
-                    .map(|p| if p < LONGEST { held.bits((LONGEST - 1 - p) * 8, 8) } else { lit(8, 0) })
+                    .map(|p| {
+                        if p < LONGEST { held.bits((LONGEST - 1 - p) * 8, 8) | sum_at(p) } else { lit(8, 0) }
+                    })
                     .collect();
                 cat(&parts)
             })
@@ -488,11 +503,13 @@ impl Module for Packetise {
             bytes: mux(last, last_bytes, u64::from(bytes)),
             error: low(),
         };
-        leave.input.valid.set(c_valid);
+        // what comes while nothing waits passes by the FIFO
+        let waits = leave.output.valid;
+        io.frame.valid.set(waits | c_valid);
+        io.frame.data.assign(&FrameBeat::from_bits(c, leave.output.data).or_else(c, waits, &out));
+        leave.input.valid.set(c_valid & (waits | !io.frame.ready));
         leave.input.data.set(out.to_bits());
         hdl::assert_always("a_beat_always_has_room", leave.input.ready | !c_valid);
-        io.frame.valid.set(leave.output.valid);
-        io.frame.data.assign(&FrameBeat::from_bits(c, leave.output.data));
         leave.output.ready.set(io.frame.ready);
     }
 }

@@ -236,7 +236,6 @@ impl Module for Acknowledge {
         let picked_qp = reg("picked_qp", c.qp_bits());
         let picked_response = Response::regs(c, "picked_response");
         let picked_fault = Fault::regs(c, "picked_fault");
-        let picked_is = |s: Source| picked_valid & picked_source.eq(s.code());
         let initialise = rest & !picked_valid & io.initialise.valid;
         io.initialise.ready.set(rest & !picked_valid);
         let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
@@ -264,8 +263,7 @@ impl Module for Acknowledge {
         io.data.data.assign(&Scatter::from_bits(c, waiting.output.data));
         waiting.output.ready.set(io.data.ready);
         let responding = !rest & source.eq(Source::Response.code());
-        let taken = waiting.level + picked_is(Source::Response).extend(3) + responding.extend(3);
-        let room = taken.lt(u64::from(DATA)).named("room");
+        let room = (waiting.level + responding.extend(3)).lt(u64::from(DATA)).named("room");
 
         // good confirmations are counted as they come; of each QP one event retires all
         let head = &io.placement;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! Segment > rights, room > SGE walk > MR word > judge > ReadRequest
-//!  clock       0      1      2..         +1       +2
-//!                             inline words > shift > fill
+//!  clock      0           1..         +1       +2
+//!                           2.. inline words > shift > fill
 //!                    slot ring:  free <= out <= tail
 //! ReadDone > slot complete, oldest first > TransmitSlot (or Fault) > `sent` > room freed, oldest first
 //! ```
@@ -30,10 +30,9 @@
 //! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
 //! bytes included.
 //!
-//! Throughput: 4 + (SGEs walked, those behind the fourth twice at 64 bit, and words left over) clocks per packet, 2 + (words
-//! written) with inline data, 2 without payload; across QPs
-//! and within one. Latency from Segment to first read: 5 clocks (with the FIFO). Back-pressure: no slot, no room, `request`,
-//! `fill`; `slot`, `fault`.
+//! Throughput: 1 + (SGEs walked, those behind the fourth twice at 64 bit) clocks per packet, 1 + (words left over) more with SGEs
+//! behind the fourth, 2 + (words written) with inline data, 2 without payload; across QPs and within one. Latency from
+//! Segment to first read: 4 clocks (with the FIFO). Back-pressure: no slot, no room, `request`, `fill`; `slot`, `fault`.
 //!
 //! Requirements: CARD CMD ERR MEM READ REQ RESP
 
@@ -51,8 +50,8 @@ use contract::ring::{MAX_SGE, SgeBits};
 use contract::verbs::access;
 use contract::{Opcode, Reject, Syndrome, WcStatus};
 use hdl::{
-    Bundle, Memory, Module, Ports, Sig, Stream, cat, high, index_width, instance, lit, low, mux, reg,
-    reg_init, select, when,
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, low, mux,
+    reg, reg_init, select, when,
 };
 
 /// What this stage may count.
@@ -198,21 +197,21 @@ impl Module for Gather {
             bytes.bits(lane_bits, 14 - lane_bits).resize(word_bits + 1),
             lit(word_bits + 1, 0),
         );
-        let (need, lane) = (
-            {
-                let r = reg("need_words", word_bits + 1);
-                when(phase.eq(0), || r.set(words));
-                r
-            },
-            {
-                let r = reg("lane", lane_bits);
-                when(phase.eq(0), || r.set(lane));
-                r
-            },
-        );
+        let (tail_lane, need) = (lane, reg("need_words", word_bits + 1));
+        let lane = reg("lane", lane_bits);
+        let (index, skip, remain, at) =
+            (reg("sge_index", 5), reg("skip", 32), reg("remain", 13), reg("at", c.transmit_address_bits()));
+        when(phase.eq(0), || {
+            need.set(words);
+            lane.set(tail_lane);
+            index.set(0);
+            skip.set(segment.offset);
+            remain.set(packet.length);
+            at.set(cat(&[tail_word, tail_lane]));
+        });
         when(phase.eq(0) & io.segment.valid, || phase.set(1));
 
-        // clock 1: reserve
+        // clock 1: reserve, and walk the first SGE
         let slot_free = !(tail - free).msb();
         let room = (used.extend(word_bits + 2) + need.extend(word_bits + 2)).le(ring_words);
         let reserve = (phase.eq(1) & slot_free & room).named("reserve");
@@ -222,8 +221,7 @@ impl Module for Gather {
         let pays = packet.length.any() & !packet.fence & (!orphaned | brings);
         let pd = reg("pd", 24);
         let current = reg("current", slot_bits);
-        let (index, skip, remain, at) =
-            (reg("sge_index", 5), reg("skip", 32), reg("remain", 13), reg("at", c.transmit_address_bits()));
+        let walks = pays & !orphaned & !segment.inline;
         let address = cat(&[tail_word, lane]);
         let frame = Frame {
             packet: *packet,
@@ -239,15 +237,11 @@ impl Module for Gather {
             tail_word.set(tail_word + need.bits(0, word_bits));
             pd.set(rights.pd);
             current.set(number(tail));
-            index.set(0);
-            skip.set(segment.offset);
-            remain.set(packet.length);
-            at.set(address);
-            let walks = mux(orphaned & !segment.inline, lit(2, 3), lit(2, 2));
-            phase.set(mux(pays, walks, lit(2, 0)));
+            let behind = mux(orphaned & !segment.inline, lit(2, 3), lit(2, 2));
+            phase.set(mux(pays, behind, lit(2, 0)));
         });
 
-        // clock 2 and on: one SGE per clock; three pieces may be under way to a FIFO of 4
+        // clock 1 and on: one SGE per clock; three pieces may be under way to a FIFO of 4
         let fifo = instance("request_fifo", &Fifo { depth: 4, width: ReadRequest::total_width(&()) });
         io.request.valid.set(fifo.output.valid);
         io.request.data.assign(&ReadRequest::from_bits(&(), fifo.output.data));
@@ -264,7 +258,7 @@ impl Module for Gather {
             let parts: Vec<Sig> = (0..4).map(|i| io.words.data.bits(i * 128, 128)).collect();
             (high(), select(place, &parts), place.all())
         };
-        let open = phase.eq(2) & !segment.inline;
+        let open = (phase.eq(2) & !segment.inline) | (reserve & walks);
         let step = (open & fifo.level.lt(2) & (!further | (whole & io.words.valid))).named("step");
         let takes_half = open & further & !whole;
         when(takes_half & io.words.valid, || half.0.set(io.words.data.bits(0, 64)));
@@ -277,6 +271,8 @@ impl Module for Gather {
         let takes = mux(available.lt(remain.extend(32)), available.bits(0, 13), remain).named("takes");
         let left = mux(inside, remain - takes, remain).named("left");
         let ends = left.none() | index.eq(segment.more + u64::from(c.sges - 1));
+        let to_take = reg("words_to_take", 8);
+        let words_left = mux(phase.eq(1), brings, to_take.any());
         let piece = Piece::regs(c, "piece");
         let piece_valid = reg_init("piece_valid", 1, 0);
         piece_valid.set(step & inside);
@@ -293,9 +289,9 @@ impl Module for Gather {
             skip.set(mux(inside, lit(32, 0), skip - sge.length));
             remain.set(left);
             when(inside, || at.set((at.extend(16) + takes.extend(16)).bits(0, at.width())));
-            when(ends, || phase.set(3));
+            when(ends, || phase.set(mux(words_left, lit(2, 3), lit(2, 0))));
         });
-        let short = step & ends & left.any();
+        let short = delay_init("short", step & ends & left.any());
 
         // or one word of inline data: what a word leaves over opens the next. Payload byte 0 is at lane `from`
         let (bits, from) = (c.data_bits(), 32 % c.data_bytes);
@@ -308,7 +304,7 @@ impl Module for Gather {
             .collect();
         let rotated = select(turned.bits(2, lane_bits - 2), &rotated).named("rotated");
         let (carry, primed) = (reg("carry", bits), reg_init("primed", 1, 0));
-        let (to_take, to_fill) = (reg("words_to_take", 8), reg("words_to_fill", word_bits + 1));
+        let to_fill = reg("words_to_fill", word_bits + 1);
         let own = phase.eq(2) & segment.inline;
         // payload that moves down a lane begins with the second half of the first word
         let fills = primed | at_least(lane, from);
@@ -380,9 +376,12 @@ impl Module for Gather {
             }
             .to_bits(),
         );
-        let closes = (filled | (phase.eq(3) & !piece_valid & to_take.none())).named("closes");
-        when(closes, || phase.set(0));
-        io.segment.ready.set(closes | (reserve & !pays));
+        // the walk is over when its last piece is judged, in the clock in which `current` may change at the earliest
+        let drained = phase.eq(3) & to_take.none();
+        let walked = ((step & ends & !words_left) | drained).named("walked");
+        let closes = (filled | delay_init("all_judged", delay_init("last_piece", walked))).named("closes");
+        when(filled | drained, || phase.set(0));
+        io.segment.ready.set(filled | walked | (reserve & !pays));
 
         // what is known of each slot
         let ended = io.read_done.valid & io.read_done.client.eq(ReadClient::Gather as u64);

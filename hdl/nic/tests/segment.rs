@@ -477,6 +477,73 @@ fn every_length_is_cut_at_every_path_mtu() {
 }
 
 #[test]
+fn a_turn_goes_on_until_a_kib_of_its_message_is_complete() {
+    let turns = |b: &mut Bench| {
+        let mut counts = vec![];
+        loop {
+            let before = b.packets.len();
+            let again = b.turn(5);
+            b.settle();
+            counts.push(b.packets.len() - before);
+            if !again {
+                return counts;
+            }
+        }
+    };
+    for (code, length, want) in [
+        (1, 2500, vec![4, 4, 2]),
+        (1, 1024, vec![4]),
+        (1, 1025, vec![4, 1]),
+        (2, 2500, vec![2, 2, 1]),
+        (3, 2500, vec![1, 1, 1]),
+        (5, 9000, vec![1, 1, 1]),
+    ] {
+        let mut b = Bench::new();
+        b.start_at(5, 0xff_fffe, 7);
+        b.rights[5].path_mtu = code;
+        b.post(5, write(length));
+        b.post(5, write(1));
+        assert_eq!(turns(&mut b), [&want[..], &[1]].concat(), "{length} bytes at code {code}");
+        // a packet per 4 clocks
+        let mut b = Bench::new();
+        b.rights[5].path_mtu = code;
+        b.read(5, 0xff_fffe, length);
+        let from = b.clocks;
+        b.turn(5);
+        assert_eq!(b.clocks - from, 4 * want[0] as u64);
+        b.settle();
+        let want = if want.len() == 1 { vec![0] } else { want[1..].to_vec() };
+        assert_eq!(turns(&mut b), want, "READ of {length} bytes at code {code}");
+    }
+    // replay from within: to the same end
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.post(5, write(2048));
+    b.run(5);
+    b.requester[5].una_psn = 3;
+    b.requester[5].epoch = 1;
+    assert_eq!(turns(&mut b), [0, 1, 4]);
+    // a rewind that comes meanwhile, and a full `data`, end it
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.post(5, write(1024));
+    b.offer(5);
+    (0..8).for_each(|_| b.clock());
+    b.requester[5].epoch = 1;
+    assert!(b.turn(5), "the rewind");
+    b.settle();
+    assert_eq!((b.packets.len(), b.tx[5].epoch, b.tx[5].cursor_psn), (2, 1, 0));
+    b.data_ready = false;
+    b.post(5, write(256));
+    b.post(5, write(1024));
+    assert!(b.turn(5) && b.turn(5), "four are taken");
+    assert_eq!(b.tx[5].cursor_psn, 4);
+    b.data_ready = true;
+    b.run(5);
+    assert_eq!(b.packets.len(), 2 + 4 + 1 + 4);
+}
+
+#[test]
 fn a_send_with_invalidate_names_its_key_and_its_last_packet_is_of_that_kind() {
     let mut b = Bench::new();
     b.rights[5].path_mtu = 1;
@@ -1213,37 +1280,43 @@ fn random_reads_and_duplicates_follow_the_model() {
                 }
                 _ => {}
             }
-            let at = reads.iter().position(|r| cursor < r.0 + r.1);
-            let mut want = None;
+            let mut want = vec![];
             if let Some(p) = asked.take() {
                 if p < cursor {
                     (cursor, restart) = (p, true);
                 }
-            } else if let Some(at) = at {
-                let (first, n, length) = reads[at];
-                let i = cursor - first;
-                if at + (1 << log) < reads.len() {
-                    // its place was needed again
-                    let unsent = reads.iter().find(|r| r.0 + r.1 > furthest).expect("the newest at least");
-                    (cursor, restart) = (unsent.0, false);
-                    lost += 1;
-                } else {
+            } else {
+                // a turn of a KiB
+                while let Some(at) = reads.iter().position(|r| cursor < r.0 + r.1) {
+                    let (first, n, length) = reads[at];
+                    let i = cursor - first;
+                    if at + (1 << log) < reads.len() {
+                        // its place was needed again
+                        let unsent =
+                            reads.iter().find(|r| r.0 + r.1 > furthest).expect("the newest at least");
+                        (cursor, restart) = (unsent.0, false);
+                        lost += 1;
+                        break;
+                    }
                     let kind = match (i == 0 || restart, i == n - 1) {
                         (true, true) => 3,
                         (true, false) => 0,
                         (false, true) => 2,
                         (false, false) => 1,
                     };
-                    want = Some((0x0d + kind, (psn0 + cursor) & PSN, (length - i * mtu).min(mtu)));
+                    want.push((0x0d + kind, (psn0 + cursor) & PSN, (length - i * mtu).min(mtu)));
                     (cursor, restart) = (cursor + 1, false);
                     furthest = furthest.max(cursor);
                     answered += 1;
+                    if i == n - 1 || ((i + 1) * mtu).is_multiple_of(1024) {
+                        break;
+                    }
                 }
             }
             b.packets.clear();
             b.turn(q);
             b.settle();
-            let got = b.packets.iter().map(|p| (p.opcode, p.psn, p.length)).next();
+            let got: Vec<_> = b.packets.iter().map(|p| (p.opcode, p.psn, p.length)).collect();
             assert_eq!(got, want, "{what}");
         }
         assert!(lost > 0 || log > 0, "seed {seed}: nothing was overwritten");
@@ -1839,32 +1912,40 @@ fn random_messages_losses_and_acknowledgements_follow_the_model() {
             };
             // the model's turn
             let position = |m: &Model| m.assigned.get(m.at.0).map_or(m.next, |a| a.0) + m.at.1;
-            let mut want = None;
+            let mut want = vec![];
             if b.tx[q].epoch != epoch & 15 || position(&m) < una || m.at.0 < una_wqe {
                 m.at = (una_wqe, una - una_first);
-            } else if m.at.0 < m.lengths.len() && position(&m) - una < limit {
-                let length = m.lengths[m.at.0];
-                let n = length.div_ceil(mtu).max(1);
-                let new = m.at.0 == m.assigned.len();
-                if !new || m.assigned.len() - una_wqe < 1 << log_records {
-                    if new {
+            } else {
+                // a turn of a KiB
+                while m.at.0 < m.lengths.len() && position(&m) - una < limit {
+                    let length = m.lengths[m.at.0];
+                    let n = length.div_ceil(mtu).max(1);
+                    if m.at.0 == m.assigned.len() {
+                        if m.assigned.len() - una_wqe >= 1 << log_records {
+                            break;
+                        }
                         m.assigned.push((m.next, n));
                         m.next += n;
                     }
                     let p = position(&m);
-                    want = Some((p, m.at.1 * mtu, (length - m.at.1 * mtu).min(mtu), m.at.0));
+                    want.push((p, m.at.1 * mtu, (length - m.at.1 * mtu).min(mtu), m.at.0));
                     sent = sent.max(p + 1);
                     m.at.1 += 1;
                     if m.at.1 == n {
                         m.at = (m.at.0 + 1, 0);
+                        break;
+                    }
+                    if (m.at.1 * mtu).is_multiple_of(1024) {
+                        break;
                     }
                 }
             }
             b.packets.clear();
             b.turn(q);
             b.clock();
-            let got = b.packets.first().map(|p| (p.psn, p.offset, p.length, p.wqe));
-            let want = want.map(|w| ((psn0 + w.0) & PSN, w.1, w.2, (index0 + w.3 as u64) & 0xffff));
+            let got: Vec<_> = b.packets.iter().map(|p| (p.psn, p.offset, p.length, p.wqe)).collect();
+            let index = |i: usize| (index0 + i as u64) & 0xffff;
+            let want: Vec<_> = want.iter().map(|w| ((psn0 + w.0) & PSN, w.1, w.2, index(w.3))).collect();
             assert_eq!(got, want, "{what}");
             let t = b.tx[q];
             assert_eq!(t.sent_psn, (psn0 + sent) & PSN, "{what}");

@@ -1,4 +1,4 @@
-//! segment: one turn in, at most one packet out.
+//! segment: one turn in, packets of one WQE out, a KiB at most.
 //!
 //! ```text
 //!           clock 0 address of all words   1 words here   2 sums and comparisons   3 decision, `tx` written, TurnDone
@@ -39,8 +39,12 @@
 //! the WQE alone until then, so nobody has to hold its slot while the packet waits for gather. That FIFO has room for the
 //! words of every packet that `data` has room for.
 //!
-//! Throughput: one turn per 4 clocks across QPs, and one more for each of these words behind the first. Latency 4 clocks,
-//! plus one through the FIFO.
+//! A turn goes on, all words read anew, while its packets (or READ responses) make a whole KiB of their message: at path MTU
+//! 256 a QP alone needs its line sooner than its turn can go round. What it finds changed ends it, as does a full `data`.
+//! No QP waits longer for it than for one packet of path MTU 1024.
+//!
+//! Throughput: one packet per 4 clocks, across QPs and within a turn, and one more for each of these words behind the
+//! first. Latency 4 clocks, plus one through the FIFO.
 //!
 //! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
 //! behind payload; `room` tells schedule in time, so that this is rare. If both want `data`, they take turns. Only a full `control`, `kick`, `fault` or a fence
@@ -87,6 +91,8 @@ const ACK: u64 = 0x1f;
 const AHEAD: u32 = 4;
 /// Packets of which at least one asks for an acknowledgement.
 pub const ACK_EVERY: u64 = 16;
+/// log2 of the bytes of its message that a turn completes.
+const LOG_TURN: u32 = 10;
 
 /// What this stage may count.
 pub const REJECTS: &[Reject] =
@@ -456,8 +462,16 @@ impl Module for Segment {
             | (does_refuse & !kick.ready)
             | ((does_fault | (does_respond & broken)) & !fault.ready);
         let acts = (deciding & !hold).named("acts");
-        io.done.valid.set(acts & turn);
-        let fires = (acts & (!turn | io.done.ready)).named("fires");
+        // the next packet of the same message, as long as their KiB is not complete
+        let log_least = contract::PathMtu::Mtu256.bytes().ilog2();
+        let within = |offset: Sig| {
+            let part = |s: Sig| s.bits(log_least, LOG_TURN - log_least);
+            (part(offset) + part(mtu)).any()
+        };
+        let sends_on = does_send & !is_read & !is_last & within(offset);
+        let goes_on = (sends_on | (does_respond & !res_last & within(res_offset))).named("goes_on");
+        io.done.valid.set(acts & turn & !goes_on);
+        let fires = (acts & (!turn | goes_on | io.done.ready)).named("fires");
         when(fires, || phase.set(0));
         let more = copies & !at_last;
         let copies_word = (more | (copies & fires)).named("copies_word");
@@ -476,7 +490,7 @@ impl Module for Segment {
         let opening = |byte: u32| lit(wanted.width(), u64::from(byte / c.data_bytes));
         io.inline_index.set(wanted + mux(wqe.inline, opening(32), opening(32 + 16 * c.sges)));
         io.initialise.ready.set(fires & initialising);
-        io.work.ready.set(fires & !initialising);
+        io.work.ready.set(fires & !initialising & !goes_on);
 
         let ends_queue = is_last & final_wqe;
         io.done.data.qp.set(work.qp);

@@ -662,7 +662,7 @@ fn random_turns_find_what_host_memory_holds() {
 }
 
 #[test]
-fn a_hit_costs_four_clocks() {
+fn a_hit_costs_three_clocks() {
     let mut b = Bench::new();
     for q in 0..8 {
         b.post[q] = 4;
@@ -673,8 +673,8 @@ fn a_hit_costs_four_clocks() {
     for i in 0..32 {
         b.start_turn(i % 8, false);
     }
-    // the last is taken in the first of its four clocks
-    assert_eq!(b.clocks - from, 31 * 4 + 1);
+    // the last is taken in the first of its three clocks
+    assert_eq!(b.clocks - from, 31 * 3 + 1);
 }
 
 #[test]

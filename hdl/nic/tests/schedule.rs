@@ -56,13 +56,13 @@ fn done(s: &mut Interpreter, qp: u64, again: bool) {
 }
 
 #[test]
-fn any_of_five_wakes_gives_one_turn_three_clocks_later() {
+fn any_of_five_wakes_gives_one_turn_two_clocks_later() {
     for source in WAKES {
         for qp in [0, 1, 62, 63] {
             let mut s = schedule();
             assert_eq!(s.peek("idle"), 1);
             wake(&mut s, source, Some(qp));
-            for clock in 0..3 {
+            for clock in 0..2 {
                 assert_eq!(s.peek("turn_valid"), 0, "{source} {qp} clock {clock}");
                 s.clock();
                 wake(&mut s, source, None);
@@ -105,12 +105,10 @@ fn a_busy_qp_waits_for_its_end_and_again_brings_it_back() {
 #[test]
 fn a_wake_in_the_very_clock_of_the_turn_makes_another() {
     let mut s = schedule();
-    // clock 0 wakes, clock 1 chooses, clock 2 gives
-    for clock in 0..4 {
-        wake(&mut s, "doorbell", (clock % 2 == 0).then_some(9).filter(|_| clock < 3));
-        if clock == 3 {
-            assert_eq!(s.peek("turn_valid"), 1);
-        }
+    // clock 0 wakes, clock 1 gives
+    for clock in 0..3 {
+        wake(&mut s, "doorbell", (clock < 2).then_some(9));
+        assert_eq!(s.peek("turn_valid"), u64::from(clock == 2));
         s.clock();
     }
     done(&mut s, 9, false);
@@ -174,7 +172,7 @@ fn the_fence_leaves_behind_the_turns_given_and_before_the_others() {
     for _ in 0..10 {
         s.clock();
     }
-    // one turn given, one chosen
+    // one turn given
     s.poke("fence_valid", 1);
     assert_eq!(s.peek("fence_ready"), 0);
     s.poke("turn_ready", 1);
@@ -189,8 +187,8 @@ fn the_fence_leaves_behind_the_turns_given_and_before_the_others() {
             s.poke("fence_valid", 0);
         }
     }
-    assert_eq!(order.iter().map(|o| o.0).collect::<Vec<_>>(), [0, 0, 1, 0]);
-    assert_eq!((order[0].1, order[1].1, order[3].1), (1, 2, 3));
+    assert_eq!(order.iter().map(|o| o.0).collect::<Vec<_>>(), [0, 1, 0, 0]);
+    assert_eq!((order[0].1, order[2].1, order[3].1), (1, 2, 3));
     for qp in [1, 2, 3] {
         done(&mut s, qp, false);
     }
@@ -663,6 +661,6 @@ fn one_qp_and_many_send_at_the_pace_that_the_pages_promise() {
     w.run(1200);
     let across = (w.clock - at) as f64 / (count(&w) - from) as f64;
     println!("clocks per packet: one QP {per_qp:.2}, 16 QPs {across:.2}");
-    assert!(per_qp <= 9.1, "{per_qp}");
+    assert!(per_qp <= 5.1, "{per_qp}");
     assert!(across <= 4.1, "{across}");
 }

@@ -12,7 +12,7 @@
 //! SGEs from the fifth on) by words. A turn looks at the cursor (segment's; acknowledge's triple while a rewind is not yet
 //! obeyed): if that WQE is on chip the `WorkItem` carries it, else it says `present` = 0 (a response may still be owed) and
 //! the WQE is read. The WQEs behind it, as far as posted and as far as there are slots, are read ahead in the same turn.
-//! The end of a read wakes the QP.
+//! The end of a read wakes the QP in the clock in which fetch turns to it: the turn finds it done.
 //!
 //! WQEs of 64 bytes are read by groups of `wqe_batch`, aligned ones, as far as they are wanted: one read, one end. The slots
 //! of the cursor's group that are behind it wait until it has left the group, so that they make one read.
@@ -29,8 +29,8 @@
 //! while its read was pending is thrown away on arrival. A failed read is delivered as such (`failed`) and not tried again
 //! until the QP is reset. The fence token waits until no read is pending and no pushed WQE waits, then passes.
 //!
-//! Throughput: a turn per 4 clocks when at most one WQE is to be read, one clock more for each further one; the end of a
-//! read and an initialisation cost 3 clocks each, a pushed WQE 3 that is refused, else 3 and one per 8 bytes; after reset the
+//! Throughput: a turn per 3 clocks, and one more for each read that it asks for; the end of a read costs 2 clocks, an
+//! initialisation 3, a pushed WQE 3 that is refused, else 3 and one per 8 bytes; after reset the
 //! tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE under
 //! the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and its QP
 //! is woken to try again.
@@ -308,7 +308,7 @@ impl Module for Fetch {
         let field = |slot: u32| line.bits(slot * field_bits, field_bits);
         let slot_state = |slot: u32| field(slot).bits(INDEX, SLOT_STATE);
         let slot_index = |slot: u32| field(slot).bits(0, INDEX);
-        let slot_chained = |slot: u32| if batches { field(slot).msb() } else { low() };
+        let slot_chained = |slot: u32| field(slot).msb();
 
         // clock 2: per slot, the index that belongs there now
         let posted = (producer - cursor).named("posted");
@@ -377,8 +377,9 @@ impl Module for Fetch {
             ));
             work.producer.set(producer);
             let missing: Vec<Sig> = missing.iter().rev().copied().collect();
-            need.set(cat(&missing));
-            phase.set(mux(fence, lit(2, 0), lit(2, 3)));
+            let missing = cat(&missing);
+            need.set(missing);
+            phase.set(mux(fence | missing.none(), lit(2, 0), lit(2, 3)));
         });
         io.turn.ready.set(at_rest & take_turn);
 
@@ -479,37 +480,45 @@ impl Module for Fetch {
         io.stall.set((phase.eq(2) & is_turn & !free) | (issuing & waits));
 
         // tags: one writer
-        let is_busy = |s: u32| slot_state(s).eq(Slot::Pending as u64) | slot_state(s).eq(Slot::Doomed as u64);
+        // the end of a read: from the tags as they come, in clock 1
+        let was = |s: u32| tag_word.bits(s * field_bits, field_bits);
+        let was_state = |s: u32| was(s).bits(INDEX, SLOT_STATE);
+        let was_busy = |s: u32| was_state(s).eq(Slot::Pending as u64) | was_state(s).eq(Slot::Doomed as u64);
         let mut ends_here: Vec<Sig> = vec![];
         for s in 0..slots {
             let first = done_slot.eq(u64::from(s));
             ends_here.push(match ends_here.last() {
-                Some(before) if !s.is_multiple_of(group) => first | (*before & is_busy(s) & slot_chained(s)),
+                Some(before) if !s.is_multiple_of(group) => first | (*before & was_busy(s) & was(s).msb()),
                 _ => first,
             });
         }
+        let ended_line: Vec<Sig> = (0..slots)
+            .rev()
+            .map(|s| {
+                let arrived = mux(
+                    was_state(s).eq(Slot::Doomed as u64),
+                    state(Slot::Empty),
+                    mux(done_failed, state(Slot::Failed), state(Slot::Present)),
+                );
+                let next_state = mux(ends_here[s as usize], arrived, was_state(s));
+                let chain = if batches { vec![was(s).msb()] } else { vec![] };
+                cat(&[chain, vec![next_state, was(s).bits(0, INDEX)]].concat())
+            })
+            .collect();
+        // the rest
         let new_line: Vec<Sig> = (0..slots)
             .rev()
             .map(|s| {
                 let was = slot_state(s);
-                let busy = is_busy(s);
+                let busy = was.eq(Slot::Pending as u64) | was.eq(Slot::Doomed as u64);
                 let reset = mux(busy, state(Slot::Doomed), state(Slot::Empty));
-                let arrived = mux(
-                    was.eq(Slot::Doomed as u64),
-                    state(Slot::Empty),
-                    mux(done_failed, state(Slot::Failed), state(Slot::Present)),
-                );
                 let requested = issued_now.bit(s);
                 let pushed = is_push & cursor_slot.eq(s);
                 let filled = mux(io.pushed_whole, state(Slot::Present), state(Slot::Empty));
                 let next_state = mux(
                     job.eq(Job::Initialise as u64),
                     reset,
-                    mux(
-                        job.eq(Job::Done as u64),
-                        mux(ends_here[s as usize], arrived, was),
-                        mux(pushed, filled, mux(is_turn & requested, state(Slot::Pending), was)),
-                    ),
+                    mux(pushed, filled, mux(is_turn & requested, state(Slot::Pending), was)),
                 );
                 let next_index = mux((is_turn & requested) | pushed, wanted[s as usize], slot_index(s));
                 match chained_now {
@@ -521,7 +530,7 @@ impl Module for Fetch {
                 }
             })
             .collect();
-        let settling = phase.eq(2) & job.eq(Job::Done as u64);
+        let settling = (phase.eq(1) & job.eq(Job::Done as u64)).named("settling");
         let clearing = phase.eq(2) & job.eq(Job::Initialise as u64);
         let tag_changes = any_of(&[
             settling,
@@ -533,13 +542,14 @@ impl Module for Fetch {
         tags.write(
             tag_changes,
             mux(sweeping, sweep.bits(0, c.qp_bits()), qp),
-            cat(&new_line) & !sweeping.repeat(line_bits),
+            mux(settling, cat(&ended_line), cat(&new_line)) & !sweeping.repeat(line_bits),
         );
         when(settling | clearing, || phase.set(0));
         ended.output.ready.set(settling);
         io.initialise.ready.set(clearing);
-        io.wake.valid.set(settling | retry);
-        io.wake.qp.set(qp);
+        // schedule needs two clocks for the turn, the tags one
+        io.wake.valid.set((at_rest & take_done) | retry);
+        io.wake.qp.set(mux(at_rest, done_qp, qp));
         pending.set(pending + issue.extend(pending.width()) - settling.extend(pending.width()));
 
         io.idle.set(

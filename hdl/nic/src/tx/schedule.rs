@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! wakes (doorbell, fetch, respond, acknowledge, command), `again` -> ready ----\
-//!                                  turn given, TurnDone  -> busy  -----> candidates | choose | Turn
+//!                                  turn given, TurnDone  -> busy  -----> candidates, choose | Turn
 //! ```
 //! A bit `ready` per QP is set by any wake and cleared when the turn is given; a bit `busy` is set by the turn and cleared
 //! by its [`TurnDone`]. A QP that is ready and not busy gets a turn, round robin. So one turn per QP is under way, and no
@@ -13,7 +13,7 @@
 //! queue behind payload and nobody spins.
 //! A fence request goes out as a turn of its own, before any candidate and behind all turns given.
 //!
-//! Throughput: a turn per 2 clocks. Latency from wake to turn: 3 clocks. Wakes are never refused, five and a
+//! Throughput: a turn per 2 clocks. Latency from wake to turn: 2 clocks. Wakes are never refused, five and a
 //! `TurnDone` in one clock. Back-pressure: `turn`.
 //!
 //! Requirements: CARD CMD REQ RESP
@@ -21,7 +21,7 @@
 use crate::config::Config;
 use crate::flow::{Turn, TurnDone, WakePulse};
 use crate::qp::Initialise;
-use hdl::{Bundle, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg, reg_init, when};
+use hdl::{Bundle, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg_init, when};
 
 /// The schedule stage.
 #[derive(Clone, Debug)]
@@ -101,42 +101,30 @@ impl Module for Schedule {
         io.done.ready.set(high());
         io.initialise.ready.set(high());
 
-        // choose in two clocks: first the candidates above the last turn and all, then the lowest
-        let last = reg_init("last_qp", c.qp_bits(), u64::from(n - 1));
+        let turn_valid = reg_init("given", 1, 0);
+        let turn = Turn::regs_zero(c, "given_turn");
+        io.turn.valid.set(turn_valid);
+        io.turn.data.assign(&turn);
+
+        // the lowest candidate above the last turn's QP, else the lowest; from registers into a register, and a turn per 2
+        // clocks is enough, so that neither fetch's state nor its acceptance lengthens the way
+        let last = turn.qp;
         let above: Vec<Sig> =
             (1..n).rev().map(|i| last.lt(lit(c.qp_bits(), u64::from(i)))).chain([low()]).collect();
         let above = cat(&above);
         let candidates = (ready & !busy & (owes | io.room.repeat(n))).named("candidates");
-        let chosen = reg_init("chosen", 1, 0);
-        let chosen_fence = reg("chosen_fence", 1);
-        let (next, all) = (reg("next_set", n), reg("all_set", n));
-        let ((next_any, next_at), (_, all_at)) = (lowest(next), lowest(all));
+        let ((next_any, next_at), (any, all_at)) = (lowest(candidates & above), lowest(candidates));
         let qp = mux(next_any, next_at, all_at).named("chosen_qp");
-
-        let turn_valid = reg_init("given", 1, 0);
-        let turn = Turn::regs(c, "given_turn");
-        io.turn.valid.set(turn_valid);
-        io.turn.data.assign(&turn);
-        let free = !turn_valid | io.turn.ready;
-        let choose = !chosen & (io.fence_valid | candidates.any());
-        let give = (chosen & free).named("give");
-        io.fence_ready.set(!chosen & io.fence_valid);
-        when(choose, || {
-            chosen.set(1);
-            chosen_fence.set(io.fence_valid);
-            next.set(candidates & above);
-            all.set(candidates);
-        });
+        let choose = (!turn_valid & (io.fence_valid | any)).named("choose");
+        io.fence_ready.set(!turn_valid & io.fence_valid);
         when(io.turn.ready, || turn_valid.set(0));
-        when(give, || {
-            chosen.set(0);
+        when(choose, || {
             turn_valid.set(1);
-            turn.fence.set(chosen_fence);
-            turn.qp.set(qp);
-            when(!chosen_fence, || last.set(qp));
+            turn.fence.set(io.fence_valid);
+            when(!io.fence_valid, || turn.qp.set(qp));
         });
 
-        let started = one(give & !chosen_fence, qp);
+        let started = one(choose & !io.fence_valid, qp);
         let ended = one(io.done.moves(), io.done.data.qp);
         let again = one(io.done.moves() & io.done.data.again, io.done.data.qp);
         let forgotten = one(io.initialise.moves() & io.initialise.data.reset, io.initialise.data.qp);
@@ -152,7 +140,7 @@ impl Module for Schedule {
         owes.set((owes & !started & !forgotten) | answer);
         busy.set((busy & !ended) | started);
 
-        io.stall.set((ready & !busy).any() & !choose & !give);
-        io.idle.set(ready.none() & busy.none() & !io.fence_valid & !chosen & !turn_valid);
+        io.stall.set((ready & !busy).any() & !choose & !io.turn.moves());
+        io.idle.set(ready.none() & busy.none() & !io.fence_valid & !turn_valid);
     }
 }

@@ -969,15 +969,19 @@ fn a_packet_costs_one_clock_and_one_per_sge() {
 }
 
 #[test]
-fn inline_data_costs_two_clocks_and_one_per_word_of_the_buffer() {
-    let mut b = Bench::new();
-    for (length, words) in [(1, 1), (2, 1), (3, 2), (64, 9), (220, 29)] {
+fn inline_data_costs_a_clock_and_one_per_word_of_the_buffer_and_one_to_move_down_a_lane() {
+    let small = [(1, 1), (2, 1), (3, 2), (64, 9), (220, 29)];
+    let broad = [(1, 2), (58, 2), (59, 3), (64, 3), (220, 5)];
+    for (c, (length, words)) in
+        small.map(|s| (Config::small(), s)).into_iter().chain(broad.map(|b| (wide(), b)))
+    {
+        let mut b = Bench::at(&c);
         b.taken.clear();
         // its first byte at lane 6
-        (0..6).for_each(|i| b.push(&Packet::inline(i, length)));
+        (0..6).for_each(|i| b.push(&Packet { opcode: 0x0a, ..Packet::inline(i, length) }));
         (0..8).for_each(|_| b.settle());
         let gaps: Vec<u64> = b.taken.windows(2).map(|w| w[1] - w[0]).collect();
-        assert_eq!(gaps, vec![2 + words; 5], "{length} bytes");
+        assert_eq!(gaps, vec![1 + words; 5], "{length} bytes by words of {}", c.data_bytes);
         while let Some(slot) = b.slots.pop_front() {
             b.take(&slot);
         }

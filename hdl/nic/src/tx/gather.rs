@@ -3,7 +3,7 @@
 //! ```text
 //! Segment > rights, room > SGE walk > MR word > judge > ReadRequest
 //!  clock      0           1..         +1       +2
-//!                           2.. inline words > shift > fill
+//!                        1.. inline words > shift > fill
 //!                    slot ring:  free <= out <= tail
 //! ReadDone > slot complete, oldest first > TransmitSlot (or Fault) > `sent` > room freed, oldest first
 //! ```
@@ -31,7 +31,7 @@
 //! bytes included.
 //!
 //! Throughput: 1 + (SGEs walked, those behind the fourth twice at 64 bit) clocks per packet, 1 + (words left over) more with SGEs
-//! behind the fourth, 2 + (words written) with inline data, 2 without payload; across QPs and within one. Latency from
+//! behind the fourth, 1 + (words written, and one where payload moves down a lane) with inline data, 2 without payload; across QPs and within one. Latency from
 //! Segment to first read: 4 clocks (with the FIFO). Back-pressure: no slot, no room, `request`, `fill`; `slot`, `fault`.
 //!
 //! Requirements: CARD CMD ERR MEM READ REQ RESP
@@ -305,10 +305,12 @@ impl Module for Gather {
         let rotated = select(turned.bits(2, lane_bits - 2), &rotated).named("rotated");
         let (carry, primed) = (reg("carry", bits), reg_init("primed", 1, 0));
         let to_fill = reg("words_to_fill", word_bits + 1);
-        let own = phase.eq(2) & segment.inline;
+        // from the reservation on, which sets what is still to be done
+        let begins = (reserve & pays & segment.inline).named("begins_inline");
+        let own = (phase.eq(2) & segment.inline) | begins;
         // payload that moves down a lane begins with the second half of the first word
-        let fills = primed | at_least(lane, from);
-        let takes_word = to_take.any();
+        let fills = (primed & !begins) | at_least(lane, from);
+        let takes_word = begins | to_take.any();
         io.fill.valid.set(own & fills & (io.words.valid | !takes_word));
         let spent = takes_half | (step & further & spends) | (phase.eq(3) & takes_word);
         io.words.ready.set(spent | (own & takes_word & (io.fill.ready | !fills)));
@@ -329,15 +331,16 @@ impl Module for Gather {
             to_take.set(mux(brings, last_word + 1, lit(8, 0)));
             to_fill.set(need);
         });
+        let left_to_fill = mux(begins, need, to_fill);
         when(io.words.moves(), || {
             carry.set(rotated);
             primed.set(1);
-            to_take.set(to_take - 1);
+            to_take.set(mux(begins, last_word, to_take - 1));
         });
-        let filled = (io.fill.moves() & to_fill.eq(1)).named("filled");
+        let filled = (io.fill.moves() & left_to_fill.eq(1)).named("filled");
         when(io.fill.moves(), || {
             at.set(at + u64::from(c.data_bytes));
-            to_fill.set(to_fill - 1);
+            to_fill.set(left_to_fill - 1);
         });
 
         // the MR's word is here
@@ -379,7 +382,7 @@ impl Module for Gather {
         // the walk is over when its last piece is judged, in the clock in which `current` may change at the earliest
         let drained = phase.eq(3) & to_take.none();
         let walked = ((step & ends & !words_left) | drained).named("walked");
-        let closes = (filled | delay_init("all_judged", delay_init("last_piece", walked))).named("closes");
+        let judged_all = delay_init("judged_all", delay_init("last_piece", walked));
         when(filled | drained, || phase.set(0));
         io.segment.ready.set(filled | walked | (reserve & !pays));
 
@@ -403,7 +406,9 @@ impl Module for Gather {
             r.set((r & !fresh) | set);
             r
         };
-        let closed = flag("closed", one(closes, current) | one(reserve & !pays, number(tail)));
+        let at_once = (reserve & !pays) | (begins & filled);
+        let closes = one(judged_all | (filled & !begins), current) | one(at_once, number(tail));
+        let closed = flag("closed", closes);
         let bad_key = flag("bad_key", one(judged_valid & !ok, current));
         let too_short = flag("too_short", one(short, current));
         let broken = flag("broken", one(ended & io.read_done.failed, ended_slot));

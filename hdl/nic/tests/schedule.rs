@@ -56,13 +56,13 @@ fn done(s: &mut Interpreter, qp: u64, again: bool) {
 }
 
 #[test]
-fn any_of_five_wakes_gives_one_turn_two_clocks_later() {
+fn any_of_five_wakes_gives_one_turn_two_clocks_later_and_a_doorbell_one() {
     for source in WAKES {
         for qp in [0, 1, 62, 63] {
             let mut s = schedule();
             assert_eq!(s.peek("idle"), 1);
             wake(&mut s, source, Some(qp));
-            for clock in 0..2 {
+            for clock in 0..if source == "doorbell" { 1 } else { 2 } {
                 assert_eq!(s.peek("turn_valid"), 0, "{source} {qp} clock {clock}");
                 s.clock();
                 wake(&mut s, source, None);
@@ -107,12 +107,42 @@ fn a_wake_in_the_very_clock_of_the_turn_makes_another() {
     let mut s = schedule();
     // clock 0 wakes, clock 1 gives
     for clock in 0..3 {
-        wake(&mut s, "doorbell", (clock < 2).then_some(9));
+        wake(&mut s, "acknowledge", (clock < 2).then_some(9));
         assert_eq!(s.peek("turn_valid"), u64::from(clock == 2));
         s.clock();
     }
+    wake(&mut s, "acknowledge", None);
     done(&mut s, 9, false);
     assert_eq!(turn(&mut s, 10), Some(9));
+}
+
+#[test]
+fn a_doorbell_is_a_turn_at_once_only_if_nobody_else_and_nothing_stands_against_it() {
+    let clocks = |prepare: &dyn Fn(&mut Interpreter)| {
+        let mut s = schedule();
+        prepare(&mut s);
+        wake(&mut s, "doorbell", Some(9));
+        s.clock();
+        wake(&mut s, "doorbell", None);
+        s.poke("fence_valid", 0);
+        s.poke("room", 1);
+        (s.peek("turn_valid"), s.peek("turn_qp"), s.peek("turn_fence"), turn(&mut s, 1), turn(&mut s, 2))
+    };
+    assert_eq!(clocks(&|_| ()), (1, 9, 0, Some(9), None));
+    assert_eq!(clocks(&|s| s.poke("room", 0)).0, 0, "no room");
+    let fence = clocks(&|s| s.poke("fence_valid", 1));
+    assert_eq!((fence.0, fence.2, fence.4), (1, 1, Some(9)), "behind the fence");
+    let other = clocks(&|s| {
+        wake(s, "acknowledge", Some(4));
+        s.clock();
+        wake(s, "acknowledge", None);
+    });
+    assert_eq!(other, (1, 4, 0, Some(4), Some(9)), "behind who waits");
+    let busy = clocks(&|s| {
+        wake(s, "acknowledge", Some(9));
+        assert_eq!(turn(s, 5), Some(9));
+    });
+    assert_eq!((busy.0, busy.3, busy.4), (0, None, None), "its turn is under way");
 }
 
 #[test]

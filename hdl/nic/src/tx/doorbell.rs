@@ -8,7 +8,7 @@
 //! stored, and in the same clock schedule (SQ) or place (RQ) hears of it by a pulse. What the producer says is not judged: a wrong
 //! one makes the QP fetch WQEs that carry another index, and hurts its owner alone. CQ doorbells pass to complete, which
 //! knows the owners; EQ doorbells pass to notify, from page 0 only. Stores to the push buffer pass to push, which hears of
-//! every doorbell: before the turn that a pushed one wakes can reach fetch, push has offered it the WQE. Every refusal has a name: DoorbellUnknown (no such QP),
+//! every doorbell: when the turn that a pushed one wakes reaches fetch, push offers it the WQE, which goes first. Every refusal has a name: DoorbellUnknown (no such QP),
 //! DoorbellOwner (another page's), DoorbellMalformed (no doorbell at that offset).
 //!
 //! `initialise` with `reset` clears both producers. Throughput: one doorbell per 2 clocks, one store per clock. Latency 2. Back-pressure: only

@@ -1,4 +1,4 @@
-//! segment: one turn in, packets of one WQE out, a KiB at most.
+//! segment: one turn in; packets of one WQE out, or of one READ, a KiB of it at most.
 //!
 //! ```text
 //!           clock 0 address of all words   1 words here   2 sums and comparisons   3 decision, `tx` written, TurnDone
@@ -39,9 +39,9 @@
 //! the WQE alone until then, so nobody has to hold its slot while the packet waits for gather. That FIFO has room for the
 //! words of every packet that `data` has room for.
 //!
-//! A turn goes on, all words read anew, while its packets (or READ responses) make a whole KiB of their message: at path MTU
-//! 256 a QP alone needs its line sooner than its turn can go round. What it finds changed ends it, as does a full `data`.
-//! No QP waits longer for it than for one packet of path MTU 1024.
+//! A turn goes on, all words read anew, until what it sends completes a KiB of its message (of the READ it answers, if that
+//! is sooner): at path MTU 256 the line wants the next packet of a QP alone sooner than its turn can go round. What it finds
+//! changed ends it, as does a full `data`. Nobody waits much longer for it than for one packet of path MTU 1024.
 //!
 //! Throughput: one packet per 4 clocks, across QPs and within a turn, and one more for each of these words behind the
 //! first. Latency 4 clocks, plus one through the FIFO.

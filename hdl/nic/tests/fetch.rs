@@ -662,6 +662,24 @@ fn random_turns_find_what_host_memory_holds() {
 }
 
 #[test]
+fn the_turn_that_the_end_of_a_read_wakes_finds_its_wqe_and_waits_for_nothing() {
+    // schedule gives it two clocks behind the wake; one that it had given before waits
+    for (behind, clocks) in [(2, 3), (1, 3), (0, 3)] {
+        let mut b = Bench::new();
+        b.post[9] = 1;
+        assert!(!b.turn(9).0.present);
+        b.wakes.clear();
+        b.deliver(0, false);
+        let from = b.clocks;
+        (0..behind).for_each(|_| b.clock());
+        b.start_turn(9, false);
+        assert_eq!(b.clocks - from, clocks, "a turn {behind} clocks behind");
+        b.settle();
+        assert_eq!((b.wakes.clone(), b.items[1].present), (vec![9], true));
+    }
+}
+
+#[test]
 fn a_hit_costs_three_clocks() {
     let mut b = Bench::new();
     for q in 0..8 {

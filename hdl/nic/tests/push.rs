@@ -134,6 +134,14 @@ struct Bench {
     rejects: Vec<u64>,
     /// (QP, present, first half) of every item.
     items: Vec<(u64, bool, Vec<u8>)>,
+    /// Bytes of a word.
+    width: usize,
+}
+
+/// Words of 8 bytes, and of 64.
+fn both() -> [Config; 2] {
+    let small = Config::small();
+    [small.clone(), Config { name: "broad", data_bytes: 64, ..small }]
 }
 
 fn base(q: u64) -> u64 {
@@ -142,7 +150,11 @@ fn base(q: u64) -> u64 {
 
 impl Bench {
     fn new() -> Bench {
-        let mut s = Interpreter::new(&elaborate(&Front(Config::small())).unwrap());
+        Bench::at(&Config::small())
+    }
+
+    fn at(c: &Config) -> Bench {
+        let mut s = Interpreter::new(&elaborate(&Front(c.clone())).unwrap());
         reset(&mut s);
         for ready in ["work_ready", "request_ready", "cq_ready"] {
             s.poke(ready, 1);
@@ -160,6 +172,7 @@ impl Bench {
             bell_wakes: vec![],
             rejects: vec![],
             items: vec![],
+            width: c.data_bytes as usize,
         };
         // tables are cleared, one line per clock
         (0..70).for_each(|_| b.clock());
@@ -268,10 +281,10 @@ impl Bench {
         self.start_turn(q, false);
         self.settle();
         let mut tail = vec![];
-        for word in 16..32 {
-            self.s.poke("inline_index", word);
+        for word in 128 / self.width..256 / self.width {
+            self.s.poke("inline_index", word as u64);
             self.clock();
-            tail.extend(self.s.peek("inline_word").to_le_bytes());
+            tail.extend(self.s.peek_bits("inline_word").to_bytes());
         }
         self.s.poke("work_ready", 1);
         self.settle();
@@ -287,12 +300,13 @@ impl Bench {
 
     /// Ends the read with this id.
     fn deliver(&mut self, id: u64, byte: u8) {
-        for beat in 0..32 {
+        let width = self.width;
+        for at in (0..256).step_by(width) {
             self.s.poke("read_data_valid", 1);
             self.s.poke("read_data_client", 1);
-            self.s.poke("read_data_address", id * 512 + beat * 8);
-            self.s.poke("read_data_data", u64::from_le_bytes([byte; 8]));
-            self.s.poke("read_data_lanes", 0xff);
+            self.s.poke("read_data_address", id * 512 + at);
+            self.s.poke_bits("read_data_data", &Bits::from_bytes(8 * width as u32, &vec![byte; width]));
+            self.s.poke("read_data_lanes", u64::MAX >> (64 - width));
             self.clock();
         }
         self.s.poke("read_done_valid", 1);
@@ -333,7 +347,6 @@ fn listed(q: u64, index: u64, opcode: WrOpcode, num_sge: u8, room: usize) -> Vec
 
 #[test]
 fn a_pushed_wqe_of_every_length_is_in_its_slot_without_a_read() {
-    let mut b = Bench::new();
     let mut wqes: Vec<Vec<u8>> = vec![];
     for (index, length) in (0..=17).chain([63, 64, 65, 95, 96, 97, 128, 219, 220]).enumerate() {
         wqes.push(inline(9, index as u64, length));
@@ -346,20 +359,23 @@ fn a_pushed_wqe_of_every_length_is_in_its_slot_without_a_read() {
         let index = wqes.len() as u64;
         wqes.push(listed(9, index, opcode, 1, 32));
     }
-    for (index, wqe) in wqes.iter().enumerate() {
-        b.push(9, index as u64, wqe);
-        assert_eq!((b.wakes.len(), b.bell_wakes.len()), (0, index + 1), "the doorbell wakes, once");
-        assert_eq!(b.turn(9, wqe.len()).as_ref(), Some(wqe), "WQE {index}, {} bytes", wqe.len());
+    for c in both() {
+        let mut b = Bench::at(&c);
+        for (index, wqe) in wqes.iter().enumerate() {
+            b.push(9, index as u64, wqe);
+            assert_eq!((b.wakes.len(), b.bell_wakes.len()), (0, index + 1), "the doorbell wakes, once");
+            assert_eq!(b.turn(9, wqe.len()).as_ref(), Some(wqe), "WQE {index}, {} bytes", wqe.len());
+        }
+        assert!(b.reads.is_empty() && b.rejects.is_empty());
+        assert_eq!(b.s.peek("idle"), 1);
     }
-    assert!(b.reads.is_empty() && b.rejects.is_empty());
-    assert_eq!(b.s.peek("idle"), 1);
 }
 
 #[test]
 fn stores_may_have_any_size_and_order() {
-    for seed in 1..=10 {
+    for seed in 1..=20 {
         let mut pick = Choices::new(seed);
-        let mut b = Bench::new();
+        let mut b = Bench::at(&both()[seed as usize % 2]);
         let wqe = inline(20, 0, pick.below(221));
         let (mut pieces, mut at) = (vec![], 0);
         while at < wqe.len() {
@@ -380,9 +396,10 @@ fn stores_may_have_any_size_and_order() {
 
 #[test]
 fn a_wqe_with_any_byte_missing_is_read() {
-    // it ends within a quadword, and with one
-    for length in [13, 16] {
-        let mut b = Bench::new();
+    // it ends within a quadword, and with one; within a word of 64 bytes, with one, in one
+    let [small, broad] = both();
+    for (c, length) in [(&small, 13), (&small, 16), (&broad, 13), (&broad, 32), (&broad, 50)] {
+        let mut b = Bench::at(c);
         let wqe = inline(9, 0, length);
         for missing in 0..wqe.len() {
             b.store(1, 0, &wqe[..missing]);
@@ -483,12 +500,14 @@ fn a_wqe_that_is_not_the_next_or_names_another_qp_or_index_is_read() {
 
 #[test]
 fn a_size_that_no_wqe_has_is_no_pushed_wqe() {
-    for wqe in [inline(9, 0, 221), inline(9, 0, 224), listed(9, 0, WrOpcode::Send, 15, 224)] {
-        let mut b = Bench::new();
-        let mut bytes = wqe;
-        bytes.truncate(256);
-        b.push(9, 0, &bytes);
-        assert_eq!((b.turn(9, 0), b.bell_wakes.len(), b.reads.len()), (None, 1, 1));
+    for c in both() {
+        for wqe in [inline(9, 0, 221), inline(9, 0, 224), listed(9, 0, WrOpcode::Send, 15, 224)] {
+            let mut b = Bench::at(&c);
+            let mut bytes = wqe;
+            bytes.truncate(256);
+            b.push(9, 0, &bytes);
+            assert_eq!((b.turn(9, 0), b.bell_wakes.len(), b.reads.len()), (None, 1, 1));
+        }
     }
     let mut b = Bench::new();
     let mut long = inline(9, 0, 220);
@@ -513,6 +532,29 @@ fn a_page_pushes_for_its_own_qps_alone() {
     b.ring(1, 9, 1, true);
     b.settle();
     assert_eq!((b.turn(9, 0), b.reads.len()), (None, 1));
+}
+
+#[test]
+fn a_turn_finds_what_was_pushed_before_it_so_many_clocks_behind_the_doorbell() {
+    // length of the inline data, clocks at 64 bit and at 512
+    for (length, clocks) in [(0, [13, 9]), (32, [16, 9]), (64, [20, 10]), (220, [40, 12])] {
+        for (c, clocks) in both().iter().zip(clocks) {
+            let mut b = Bench::at(c);
+            b.store(1, 0, &inline(9, 0, length));
+            // the turn comes with the offer
+            b.ring(1, 9, 1, true);
+            b.s.poke("turn_valid", 1);
+            b.s.poke("turn_qp", 9);
+            let mut needed = 1;
+            while b.items.is_empty() {
+                b.clock();
+                needed += 1;
+                assert!(needed < 60, "{length} bytes by words of {}", c.data_bytes);
+            }
+            assert!(b.items[0].1, "{length} bytes");
+            assert_eq!(needed, clocks, "{length} bytes by words of {}", c.data_bytes);
+        }
+    }
 }
 
 #[test]
@@ -630,17 +672,19 @@ fn a_push_and_a_plain_doorbell_behind_it_are_both_served() {
 
 #[test]
 fn what_arrives_by_read_meanwhile_and_what_is_pushed_both_land() {
-    let mut b = Bench::new();
-    b.ring(2, 17, 1, false);
-    b.settle();
-    assert_eq!(b.turn(17, 0), None);
-    let wqe = inline(9, 0, 220);
-    b.store(1, 0, &wqe);
-    b.ring(1, 9, 1, true);
-    b.deliver(17 * 4, 0x3c);
-    assert_eq!(b.turn(9, wqe.len()), Some(wqe));
-    assert_eq!(b.turn(17, 256), Some(vec![0x3c; 256]));
-    assert_eq!(b.reads.len(), 1);
+    for c in both() {
+        let mut b = Bench::at(&c);
+        b.ring(2, 17, 1, false);
+        b.settle();
+        assert_eq!(b.turn(17, 0), None);
+        let wqe = inline(9, 0, 220);
+        b.store(1, 0, &wqe);
+        b.ring(1, 9, 1, true);
+        b.deliver(17 * 4, 0x3c);
+        assert_eq!(b.turn(9, wqe.len()), Some(wqe));
+        assert_eq!(b.turn(17, 256), Some(vec![0x3c; 256]));
+        assert_eq!(b.reads.len(), 1);
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@
 //! until the QP is reset. The fence token waits until no read is pending and no pushed WQE waits, then passes.
 //!
 //! Throughput: a turn per 3 clocks, and one more for each read that it asks for; the end of a read costs 2 clocks, an
-//! initialisation 3, a pushed WQE 3 that is refused, else 3 and one per 8 bytes; after reset the
+//! initialisation 3, a pushed WQE 3 that is refused, else 3 and one per word; after reset the
 //! tags are cleared first, one clock per QP. Latency of a hit: 3 clocks. Back-pressure: `work` and `request`; a WQE under
 //! the cursor waits for room in `request`, reading ahead does not. At the limit of pending reads the turn ends and its QP
 //! is woken to try again.
@@ -127,8 +127,8 @@ pub struct FetchIo {
     /// A pushed WQE; taken when it is in its slot, or refused.
     #[sink(c.0.clone())]
     pub pushed: Stream<Pushed>,
-    /// Its quadwords.
-    #[sink(64)]
+    /// Its words.
+    #[sink(c.0.data_bits())]
     pub pushed_word: Stream<Sig>,
     /// All of them have been taken, the last perhaps in this clock, and `pushed_whole` holds.
     #[input]
@@ -213,20 +213,15 @@ impl Module for Fetch {
         let (qp, cursor) = (reg("qp", c.qp_bits()), reg("cursor", INDEX));
         let cursor_slot = cursor.bits(0, slot_bits);
         let copying = (phase.eq(3) & job.eq(Job::Push as u64)).named("copying");
-        let quads = c.data_bytes / 8;
-        let quad = reg("pushed_quad", index_width(PUSH_BYTES / 8));
+        let pushed_at = reg("pushed_at", index_width(PUSH_BYTES / c.data_bytes));
         io.pushed_word.ready.set(copying & !arriving);
-        when(phase.none(), || quad.set(0)).elif(io.pushed_word.moves(), || quad.set(quad + 1));
-        let at = cat(&[quad, lit(3, 0)]).extend(byte_bits);
+        when(phase.none(), || pushed_at.set(0)).elif(io.pushed_word.moves(), || pushed_at.set(pushed_at + 1));
+        let at = cat(&[pushed_at, lit(c.lane_bits(), 0)]).extend(byte_bits);
         let beat = mux(arriving, beat, at.bits(c.lane_bits(), beat_bits));
         let quarter = mux(arriving, quarter, at.bits(byte_bits - 2, 2)).named("quarter_written");
         let row = mux(arriving, row, cat(&[qp, cursor_slot]));
-        let place: Vec<Sig> = (0..quads)
-            .rev()
-            .map(|i| if quads == 1 { high() } else { quad.bits(0, c.lane_bits() - 3).eq(i) }.repeat(8))
-            .collect();
-        let lanes = mux(arriving, io.read_data.lanes, cat(&place));
-        let data = mux(arriving, io.read_data.data, io.pushed_word.data.repeat(quads));
+        let lanes = io.read_data.lanes | (!arriving).repeat(c.data_bytes);
+        let data = mux(arriving, io.read_data.data, io.pushed_word.data);
         let writes = arriving | io.pushed_word.moves();
         let spread: Vec<Sig> = (0..beats).rev().map(|b| lanes & beat.eq(b).repeat(c.data_bytes)).collect();
         memory.write_lanes(writes & quarter.none(), row, data.repeat(beats), cat(&spread));

@@ -12,9 +12,11 @@
 //! One job at a time; a pushed doorbell that comes while one is under way is an ordinary one.
 //! While a job reads a page, stores to that page are thrown away, so they are incomplete when their doorbell comes:
 //! simpler than a second buffer, and a program that rings again within a job's twenty clocks has its read instead.
+//! What of a word is behind the WQE is what was stored there last, by the same page.
 //! Nothing here waits for anything while stores or doorbells are taken: BAR writes never wait for host memory.
 //!
-//! Throughput: a store or doorbell per clock. Latency: the first word 2 clocks after the doorbell, then a word per clock.
+//! Words are as wide as the card's beats. Throughput: a store or doorbell per clock. Latency: the first word 2 clocks after
+//! the doorbell, at 512 bit 3, where its head must be seen first; then a word per clock.
 //! Back-pressure: `word` and `wqe`, which hold the job alone. After reset the maps are cleared, one clock per page; until
 //! then nothing is taken.
 //!
@@ -24,12 +26,17 @@ use crate::config::Config;
 use crate::flow::{PushRing, PushStore, Pushed};
 use contract::doorbell::PUSH_BYTES;
 use contract::ring::{MAX_INLINE, SendWqeBits};
-use hdl::{Bundle, Memory, Module, Ports, Sig, Stream, cat, index_width, lit, low, mux, reg, reg_init, when};
+use hdl::{
+    Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, lit, low, mux, reg,
+    reg_init, when,
+};
 
 /// Quadwords of a push buffer.
-const WORDS: u32 = PUSH_BYTES / 8;
-/// Quadwords of a WQE's head.
-const HEAD: u32 = 4;
+const QUADS: u32 = PUSH_BYTES / 8;
+/// Bytes of a WQE's head.
+const HEAD: u32 = 32;
+/// Those that tell how long the WQE is.
+const TELLING: u32 = 24;
 
 /// The push buffers.
 #[derive(Clone, Debug)]
@@ -48,8 +55,8 @@ pub struct PushIo {
     /// A job for fetch; taken when it is done with it.
     #[source(c.0.clone())]
     pub wqe: Stream<Pushed>,
-    /// Its quadwords, the first first.
-    #[source(64)]
+    /// Its words (of `data_bytes`), the first first.
+    #[source(c.0.data_bits())]
     pub word: Stream<Sig>,
     /// All of them have been taken, the last perhaps in this clock, and `whole` holds.
     #[output]
@@ -72,7 +79,9 @@ impl Module for Push {
     }
     fn body(&self, io: &PushIo) {
         let c = &self.0;
-        let word_bits = index_width(WORDS);
+        let lane_bits = c.lane_bits();
+        let words_of_page = PUSH_BYTES / c.data_bytes;
+        let word_bits = index_width(words_of_page);
         let busy = reg_init("busy", 1, 0);
         let page = reg("page", c.page_bits());
         let job = Pushed::regs(c, "job");
@@ -88,7 +97,7 @@ impl Module for Push {
         let map = maps.read_now("map", touched);
         let held = map.bits(0, PUSH_BYTES);
         let stores = (io.store.valid & !(busy & page.eq(io.store.page))).named("stores");
-        let added = cat(&(0..WORDS)
+        let added = cat(&(0..QUADS)
             .rev()
             .map(|i| io.store.enables & io.store.word.eq(i).repeat(8))
             .collect::<Vec<_>>());
@@ -99,15 +108,21 @@ impl Module for Push {
             mux(sweeping, sweep.bits(0, c.page_bits()), touched),
             cat(&[twice, held | added]) & !clears.repeat(PUSH_BYTES + 1),
         );
-        let bytes = Memory::with_lanes("push_bytes", c.pages * WORDS, 64, 8);
-        bytes.write_lanes(stores, cat(&[io.store.page, io.store.word]), io.store.data, io.store.enables);
+        let bytes = Memory::with_lanes("push_bytes", c.pages * words_of_page, c.data_bits(), 8);
+        let quads = c.data_bytes / 8;
+        let row = io.store.word.bits(lane_bits - 3, word_bits);
+        let here = |i: u32| if quads == 1 { high() } else { io.store.word.bits(0, lane_bits - 3).eq(i) };
+        let lanes: Vec<Sig> = (0..quads).rev().map(|i| io.store.enables & here(i).repeat(8)).collect();
+        bytes.write_lanes(stores, cat(&[io.store.page, row]), io.store.data.repeat(quads), cat(&lanes));
 
         // a job: its words from the first, and what the head says of them
         let free = (!busy & !sweeping).named("free");
         io.idle.set(!busy);
         let (next, taken) = (reg("next", word_bits + 1), reg("taken", word_bits + 1));
         let (there, left_map) = (reg_init("there", 1, 0), reg("left_map", PUSH_BYTES));
-        let head: Vec<Sig> = (0..HEAD).map(|i| reg(&format!("head_{i}"), 64)).collect();
+        let words_of_head = HEAD.div_ceil(c.data_bytes);
+        let head_bits = c.data_bits().min(8 * HEAD);
+        let head: Vec<Sig> = (0..words_of_head).map(|i| reg(&format!("head_{i}"), head_bits)).collect();
         let good = reg("good", 1);
         let wqe = SendWqeBits::unpack(cat(&head.iter().rev().copied().collect::<Vec<_>>()));
         let is_atomic = wqe.opcode.bit(2) & wqe.opcode.bits(0, 2).any();
@@ -118,31 +133,40 @@ impl Module for Push {
             wqe.length.le(u64::from(MAX_INLINE)),
             listed.le(u64::from((PUSH_BYTES - 32) / 16)),
         );
-        let words = (size + 7).bits(3, word_bits + 1).named("words");
-        let limit = mux(taken.ge(u64::from(HEAD - 1)) & fits, words, u64::from(HEAD)).named("limit");
+        let ends_at = size + u64::from(c.data_bytes - 1);
+        let words = ends_at.bits(lane_bits, 9 - lane_bits).resize(word_bits + 1).named("words");
+        let seen = reg("seen", word_bits + 1);
+        let told = seen.ge(u64::from(TELLING.div_ceil(c.data_bytes))).named("told");
+        let limit = mux(told & fits, words, u64::from(words_of_head)).named("limit");
         let moves = io.word.moves();
         let issue = (busy & next.lt(limit) & (!there | moves)).named("issue");
         let word = bytes.read("word_read", issue, cat(&[page, next.bits(0, word_bits)]));
-        io.word.valid.set(busy & there);
+        // the head is seen when it comes out of the memory; where one word holds all of it, before that is handed on
+        when(delay_init("comes", issue), || {
+            seen.set(seen + 1);
+            for (i, word_of_head) in head.iter().enumerate() {
+                when(seen.eq(i as u64), || word_of_head.set(word.bits(0, head_bits)));
+            }
+        });
+        io.word.valid.set(busy & there & if words_of_head == 1 { told } else { high() });
         io.word.data.set(word);
         when(moves, || there.set(0));
         when(issue, || {
             there.set(1);
             next.set(next + 1);
         });
-        let beyond = taken.ge(u64::from(HEAD)).named("beyond_head");
+        let beyond = if words_of_head == 1 { told } else { taken.ge(u64::from(words_of_head)) };
         let last = beyond & (taken + 1).eq(words);
-        let tail = size.bits(0, 3);
-        let above = [vec![low()], (0..7).rev().map(|i: u64| tail.gt(i)).collect()].concat();
-        let wanted = cat(&above) | (!last | tail.none()).repeat(8);
-        let covered = good & (wanted & !left_map.bits(0, 8)).none();
+        let tail = size.bits(0, lane_bits);
+        let below = (0..u64::from(c.data_bytes - 1)).rev().map(|i| tail.gt(i)).collect();
+        let above = [vec![low()], below].concat();
+        let wanted = cat(&above) | (!last | tail.none()).repeat(c.data_bytes);
+        let covered = good & (wanted & !left_map.bits(0, c.data_bytes)).none();
         when(moves, || {
             taken.set(taken + 1);
-            for (i, word_of_head) in head.iter().enumerate() {
-                when(taken.eq(i as u64), || word_of_head.set(word));
-            }
             good.set(covered);
-            left_map.set(cat(&[lit(8, 0), left_map.bits(8, PUSH_BYTES - 8)]));
+            left_map
+                .set(cat(&[lit(c.data_bytes, 0), left_map.bits(c.data_bytes, PUSH_BYTES - c.data_bytes)]));
         });
 
         // what does not fit ends behind its head
@@ -153,7 +177,7 @@ impl Module for Push {
         io.wqe.data.assign(&job);
         when(io.wqe.moves(), || busy.set(0));
         // one that is spoilt, or whose head is not all there, is not worth the page's stores meanwhile
-        let begins = held.bits(0, 8 * HEAD).all() & !map.msb() & free;
+        let begins = held.bits(0, HEAD).all() & !map.msb() & free;
         when(io.ring.valid & io.ring.pushed & begins, || {
             busy.set(1);
             page.set(io.ring.page);
@@ -161,6 +185,7 @@ impl Module for Push {
             job.index.set(io.ring.index);
             next.set(0);
             taken.set(0);
+            seen.set(0);
             there.set(0);
             left_map.set(held);
             good.set(1);

@@ -22,6 +22,8 @@ use crate::{Error, Gid, Neighbours, Result, StaticNeighbours, barrier};
 use contract::{CommandOpcode, SqDoorbell, doorbell};
 use std::collections::HashMap;
 use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -158,6 +160,58 @@ pub(crate) enum Object {
     Page,
 }
 
+/// A doorbell that is rung often: by a store, if the backend has its BAR mapped, else by a call.
+pub(crate) struct Bell {
+    inner: Arc<Inner>,
+    offset: u64,
+    mapped: Option<NonNull<u64>>,
+}
+
+// SAFETY: any thread may store to a mapped BAR while its backend lives, which `inner` keeps
+unsafe impl Send for Bell {}
+
+impl Bell {
+    pub(crate) fn new(inner: &Arc<Inner>, page: u32, offset: u32) -> Bell {
+        let offset = inner.bell(page, offset);
+        let mapped = inner.backend().mapped(Bar::Doorbells).and_then(|bar| bar.quadword(offset));
+        Bell { inner: inner.clone(), offset, mapped }
+    }
+
+    /// Tells the card of what was written to memory before.
+    #[inline(always)]
+    pub(crate) fn ring(&self, value: u64) -> Result<()> {
+        if let Some(mapped) = self.mapped() {
+            mapped.ring(value);
+            return Ok(());
+        }
+        barrier::before_doorbell();
+        self.inner.ring(self.offset, value)
+    }
+
+    /// The doorbell as memory.
+    #[inline(always)]
+    pub(crate) fn mapped(&self) -> Option<MappedBell<'_>> {
+        self.mapped.map(|place| MappedBell { place, bell: PhantomData })
+    }
+}
+
+/// A doorbell in a mapped BAR.
+#[derive(Clone, Copy)]
+pub(crate) struct MappedBell<'a> {
+    place: NonNull<u64>,
+    bell: PhantomData<&'a Bell>,
+}
+
+impl MappedBell<'_> {
+    /// As [`Bell::ring`].
+    #[inline(always)]
+    pub(crate) fn ring(self, value: u64) {
+        barrier::before_doorbell();
+        // SAFETY: an aligned quadword of a BAR that stays mapped while the bell keeps the backend
+        unsafe { self.place.write_volatile(value.to_le()) };
+    }
+}
+
 pub(crate) struct Inner {
     pub(crate) device: Device,
     /// Bytes of a doorbell page.
@@ -217,14 +271,19 @@ impl Inner {
         lock(&self.numbers)[kind as usize].release(number);
     }
 
+    /// Where a doorbell of a page is, in its BAR.
+    fn bell(&self, page: u32, offset: u32) -> u64 {
+        u64::from(page) * self.doorbell_stride + u64::from(offset)
+    }
+
     /// Rings a doorbell.
-    #[inline]
     pub(crate) fn doorbell(&self, page: u32, offset: u32, value: [u8; 8]) -> Result<()> {
-        let offset = u64::from(page) * self.doorbell_stride + u64::from(offset);
-        match self.backend().write64(Bar::Doorbells, offset, u64::from_le_bytes(value)) {
-            Ok(()) => Ok(()),
-            Err(source) => Err(self.failed("ring a doorbell", source)),
-        }
+        self.ring(self.bell(page, offset), u64::from_le_bytes(value))
+    }
+
+    fn ring(&self, bell: u64, value: u64) -> Result<()> {
+        let rung = self.backend().write64(Bar::Doorbells, bell, value);
+        rung.map_err(|source| self.failed("ring a doorbell", source))
     }
 
     #[cold]
@@ -236,8 +295,8 @@ impl Inner {
     /// else does so.
     pub(crate) fn push(&self, user: &User, wqe: &[u8], bell: SqDoorbell) -> Result<bool> {
         let Ok(_turn) = user.push.try_lock() else { return Ok(false) };
-        let offset = u64::from(user.page) * self.doorbell_stride + u64::from(doorbell::PUSH_OFFSET);
-        let copied = self.backend().copy(Bar::Doorbells, offset, wqe);
+        let buffer = self.bell(user.page, doorbell::PUSH_OFFSET);
+        let copied = self.backend().copy(Bar::Doorbells, buffer, wqe);
         copied.map_err(|source| self.failed("push a work request", source))?;
         barrier::after_push();
         self.doorbell(user.page, doorbell::SQ_OFFSET, bell.pack())?;
@@ -308,7 +367,7 @@ impl Context {
         device.reset(true)?;
         let attributes = device.attributes().clone();
         let port = device.port()?;
-        let space = Arc::new(DmaSpace::new(device.backend.clone(), attributes.max_cq)?);
+        let space = Arc::new(DmaSpace::new(device.backend.clone(), attributes.max_cq, attributes.max_qp)?);
         let commands = Commands::start(&space, options.command_timeout)?;
         let events = Events::start(&space, &commands, &attributes)?;
         let known = options.gid.or_else(|| options.neighbours.gid_of(port.mac));

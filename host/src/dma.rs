@@ -9,14 +9,15 @@
 //! for each byte.
 
 use crate::backend::{Backend, Memory};
-use crate::{Error, Result};
+use crate::{Error, Result, barrier};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Free IO addresses: first byte to byte after the last, disjoint, never touching.
@@ -68,12 +69,14 @@ impl IovaAllocator {
     }
 }
 
-/// Words of a page that the kernel hands to a forked child as zeros: the first says whether the card may be used, each
-/// further one what its CQ's poll expects (see [`crate::cq`]); a closed context has zeros, too.
+/// Words of pages that the kernel hands to a forked child as zeros: the first says whether the card may be used, each
+/// further one belongs to a CQ or a QP (see [`Word`]); a closed context has zeros there, too.
 #[derive(Debug)]
 pub(crate) struct Guard {
     words: NonNull<AtomicU32>,
     count: usize,
+    /// Index of the first QP's word.
+    qps: usize,
 }
 
 // SAFETY: the page is only reached through atomics
@@ -86,19 +89,19 @@ impl Guard {
     const OPEN: u32 = 1;
     const CLOSED: u32 = 2;
 
-    pub(crate) fn new(cqs: u32) -> Result<Guard> {
+    fn new(cqs: u32, qps: u32) -> Result<Guard> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let failed = |source: rustix::io::Errno| Error::System {
             operation: "map the fork guard",
             source: source.into(),
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let count = cqs as usize + 1;
+        let count = 1 + cqs as usize + qps as usize;
         // SAFETY: a fresh private mapping at an address of the kernel's choice
         let page = unsafe { mmap_anonymous(std::ptr::null_mut(), count * 4, protection, MapFlags::PRIVATE) };
         let page = page.map_err(failed)?;
         let words = NonNull::new(page.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
-        let guard = Guard { words, count };
+        let guard = Guard { words, count, qps: 1 + cqs as usize };
         // SAFETY: the mapping is ours alone
         unsafe { madvise(page, count * 4, Advice::LinuxWipeOnFork) }.map_err(failed)?;
         guard.word(0).store(Self::OPEN, Ordering::Relaxed);
@@ -109,11 +112,6 @@ impl Guard {
         assert!(index < self.count, "no such word of the fork guard");
         // SAFETY: in range of the mapping, which is aligned and initialised and lives until drop
         unsafe { self.words.add(index).as_ref() }
-    }
-
-    /// The word of a CQ: while it is not zero, the card may be used.
-    pub(crate) fn of_cq(&self, cqn: u32) -> &AtomicU32 {
-        self.word(1 + cqn as usize)
     }
 
     /// Whether this process is a forked child of the one that opened the card.
@@ -147,6 +145,50 @@ impl Guard {
     }
 }
 
+/// The word of a CQ or QP in the guard: while it is not zero, the card may be used, and there is nothing about the object
+/// that a poll or a post has to look at more closely.
+#[derive(Clone)]
+pub(crate) struct Word {
+    word: NonNull<AtomicU32>,
+    space: Arc<DmaSpace>,
+}
+
+// SAFETY: an atomic in the guard of `space`, which lives as long
+unsafe impl Send for Word {}
+// SAFETY: as above
+unsafe impl Sync for Word {}
+
+impl Word {
+    pub(crate) fn of_cq(space: &Arc<DmaSpace>, cqn: u32) -> Word {
+        Word { word: NonNull::from(space.guard.word(1 + cqn as usize)), space: space.clone() }
+    }
+
+    pub(crate) fn of_qp(space: &Arc<DmaSpace>, qpn: u32) -> Word {
+        Word { word: NonNull::from(space.guard.word(space.guard.qps + qpn as usize)), space: space.clone() }
+    }
+
+    #[inline(always)]
+    fn atomic(&self) -> &AtomicU32 {
+        // SAFETY: see the type
+        unsafe { self.word.as_ref() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self) -> u32 {
+        self.atomic().load(Ordering::Acquire)
+    }
+
+    /// Sets the word; in a forked child and a closed context it stays zero.
+    pub(crate) fn set(&self, value: u32) {
+        let word = self.atomic();
+        word.store(value, Ordering::SeqCst);
+        // who closes writes the first word first: of the two at least one sees the other
+        if self.space.guard.word(0).load(Ordering::SeqCst) != Guard::OPEN {
+            word.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and nobody holds a reference any more
@@ -163,11 +205,11 @@ pub(crate) struct DmaSpace {
 }
 
 impl DmaSpace {
-    /// For a card of so many CQs.
-    pub(crate) fn new(backend: Arc<dyn Backend>, cqs: u32) -> Result<DmaSpace> {
+    /// For a card of so many CQs and QPs.
+    pub(crate) fn new(backend: Arc<dyn Backend>, cqs: u32, qps: u32) -> Result<DmaSpace> {
         let page = rustix::param::page_size() as u64;
         let iovas = Mutex::new(IovaAllocator::new(&backend.iova_ranges(), page));
-        Ok(DmaSpace { backend, guard: Guard::new(cqs)?, page, iovas })
+        Ok(DmaSpace { backend, guard: Guard::new(cqs, qps)?, page, iovas })
     }
 
     /// Maps whole pages; returns their IO address.
@@ -241,7 +283,8 @@ impl DmaBuffer {
         self.map.as_mut_ptr()
     }
 
-    /// The place of `length` bytes at `offset`. The driver's own indices are always in range: they are masked by the ring's depth.
+    /// The place of `length` bytes at `offset`. The driver's own indices are always in range: they are masked by the ring's
+    /// depth.
     #[inline]
     fn at(&self, offset: usize, length: usize) -> *mut u8 {
         assert!(offset + length <= self.map.len(), "a ring access leaves its buffer");
@@ -255,19 +298,18 @@ impl DmaBuffer {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     }
 
-    /// What the driver wrote there; the card does not write rings of work requests.
-    pub(crate) fn slice(&self, offset: usize, length: usize) -> &[u8] {
-        let at = self.at(offset, length);
-        // SAFETY: in range of the mapping; the QP's thread, which alone writes here, holds the slice
-        unsafe { std::slice::from_raw_parts(at, length) }
-    }
-
     #[inline]
     pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
         let at = self.at(offset, N).cast::<[u8; N]>();
         // SAFETY: in range of the mapping, any bytes are valid; the card does not write an entry whose phase was seen
         // and which was not yet given back
         unsafe { at.read_unaligned() }
+    }
+
+    /// `count` entries of the card from `offset` on.
+    #[inline]
+    pub(crate) fn entries<const N: usize>(&self, offset: usize, count: usize) -> Entries<'_, N> {
+        Entries { first: self.at(offset, count * N), count, ring: PhantomData }
     }
 
     /// The byte at `offset`, for [`Self::phase`] without its checks: lives as long as the buffer.
@@ -278,9 +320,15 @@ impl DmaBuffer {
     /// The phase bit in the byte at `offset`; the caller fences with `barrier::after_valid`.
     #[inline]
     pub(crate) fn phase(&self, offset: usize) -> bool {
+        self.last(offset) & 1 == 1
+    }
+
+    /// The byte at `offset`, the last of an entry.
+    #[inline]
+    pub(crate) fn last(&self, offset: usize) -> u8 {
         let at = self.at(offset, 1);
         // SAFETY: in range of the mapping; the byte is written by the card alone, in one access
-        unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed) & 1 == 1
+        unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed)
     }
 
     /// Zeroes everything: a ring starts so.
@@ -288,6 +336,147 @@ impl DmaBuffer {
         let at = self.at(0, self.len());
         // SAFETY: the whole mapping
         unsafe { at.write_bytes(0, self.len()) };
+    }
+}
+
+/// Entries of `N` bytes one behind the other, the last byte of each with its phase: in range of their ring, which is
+/// checked once for all of them.
+pub(crate) struct Entries<'a, const N: usize> {
+    first: *mut u8,
+    count: usize,
+    ring: PhantomData<&'a DmaBuffer>,
+}
+
+impl<const N: usize> Entries<'_, N> {
+    /// `count` of them, without the first `skipped`.
+    #[inline(always)]
+    pub(crate) fn behind(&self, skipped: usize, count: usize) -> Self {
+        assert!(skipped + count <= self.count, "no such entry");
+        Entries { first: self.first.wrapping_add(skipped * N), count, ring: PhantomData }
+    }
+
+    /// The entry `i`, if its last byte, which has the phase, is one that an entry written in this lap has.
+    #[inline(always)]
+    pub(crate) fn written(&self, i: usize, is_written: impl FnOnce(u8) -> bool) -> Option<[u8; N]> {
+        assert!(i < self.count, "no such entry");
+        let at = self.first.wrapping_add(i * N);
+        // SAFETY: in range of the mapping, which lives as long as the borrow; the byte is written by the card alone, in
+        // one access
+        let last = unsafe { AtomicU8::from_ptr(at.wrapping_add(N - 1)) }.load(Ordering::Relaxed);
+        if !is_written(last) {
+            return None;
+        }
+        barrier::after_valid();
+        // SAFETY: in range of the mapping, any bytes are valid; the card does not write an entry whose phase was seen
+        // and which was not yet given back
+        Some(unsafe { at.cast::<[u8; N]>().read_unaligned() })
+    }
+}
+
+/// A ring of work requests: places of one size, at least [`Places::LEAST`] bytes, and beside each the program's number for
+/// its request. The driver writes them, the card reads them. How many there are is a power of two; an index is masked by
+/// that, so every place is in range.
+pub(crate) struct Places {
+    ring: Arc<DmaBuffer>,
+    first: *mut u8,
+    mask: u32,
+    size: usize,
+    /// As many as places.
+    ids: Box<[AtomicU64]>,
+}
+
+// SAFETY: `first` is the ring's first byte, and the ring lives as long
+unsafe impl Send for Places {}
+// SAFETY: as above; only the QP's thread writes
+unsafe impl Sync for Places {}
+
+impl Places {
+    /// Least bytes of a place.
+    pub(crate) const LEAST: usize = 64;
+
+    /// 2^`log_count` places of 2^`log_size` bytes.
+    pub(crate) fn new(space: &Arc<DmaSpace>, log_count: u32, log_size: u32) -> Result<Places> {
+        let (count, size) = (1u32 << log_count, 1usize << log_size);
+        assert!(size >= Self::LEAST, "a place for a work request is too small");
+        let length = size << log_count;
+        let ring = Arc::new(DmaBuffer::new(space, length as u64)?);
+        let ids = (0..count).map(|_| AtomicU64::new(0)).collect();
+        Ok(Places { first: ring.at(0, length), ring, mask: count - 1, size, ids })
+    }
+
+    pub(crate) fn ring(&self) -> &Arc<DmaBuffer> {
+        &self.ring
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.mask + 1
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u32) -> usize {
+        (index & self.mask) as usize
+    }
+
+    /// The place of an index.
+    #[inline(always)]
+    pub(crate) fn place(&self, index: u32) -> Place<'_> {
+        let slot = self.slot(index);
+        // SAFETY: masked, as the type says
+        let id = unsafe { self.ids.get_unchecked(slot) };
+        Place { first: self.first.wrapping_add(slot * self.size), size: self.size, id }
+    }
+
+    /// The numbers of the requests from an index on, up to the end of the ring.
+    #[inline]
+    pub(crate) fn ids_from(&self, index: u32) -> &[AtomicU64] {
+        // SAFETY: masked, as the type says
+        unsafe { self.ids.get_unchecked(self.slot(index)..) }
+    }
+}
+
+/// One of [`Places`].
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    first: *mut u8,
+    size: usize,
+    id: &'a AtomicU64,
+}
+
+impl<'a> Place<'a> {
+    /// The program's number for its request.
+    #[inline(always)]
+    pub(crate) fn id(self) -> &'a AtomicU64 {
+        self.id
+    }
+
+    /// Its bytes.
+    pub(crate) fn size(self) -> usize {
+        self.size
+    }
+
+    /// Writes `N` bytes at `OFFSET`.
+    #[inline(always)]
+    pub(crate) fn put<const OFFSET: usize, const N: usize>(self, bytes: [u8; N]) {
+        const { assert!(OFFSET + N <= Places::LEAST) };
+        // SAFETY: in range of the place, which only this thread writes and nobody has a reference to
+        unsafe { self.first.wrapping_add(OFFSET).cast::<[u8; N]>().write(bytes) };
+    }
+
+    /// Writes `bytes` at `offset`.
+    #[inline]
+    pub(crate) fn write(self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.size, "a work request leaves its place");
+        // SAFETY: in range of the place, as above; `bytes` is no part of it, since no reference to it exists
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.first.wrapping_add(offset), bytes.len())
+        };
+    }
+
+    /// Its first bytes, of a request that is not yet retired.
+    pub(crate) fn read(self, length: usize) -> &'a [u8] {
+        assert!(length <= self.size, "a work request leaves its place");
+        // SAFETY: in range of the place, which is not written before its request is retired
+        unsafe { std::slice::from_raw_parts(self.first, length) }
     }
 }
 

@@ -75,7 +75,7 @@ pub(crate) struct EventQueue {
     ring: Arc<DmaBuffer>,
     /// Index of the next entry; written under `reported`.
     consumer: AtomicU32,
-    /// The byte with its phase, and that phase as it is while the entry is not written; likewise.
+    /// The byte with its phase, and that byte as it is while the entry is not written; likewise.
     next: AtomicPtr<AtomicU8>,
     stale: AtomicU8,
     /// Consumer index last told to the card.
@@ -106,10 +106,12 @@ impl EventQueue {
     /// The entry with this index is the next one.
     fn expect(&self, index: u32) {
         self.consumer.store(index, Ordering::Relaxed);
+        let at = self.slot(index) + Eqe::BYTES - 1;
+        let stale = self.ring.last(at) & !1 | u8::from(!phase(index, self.log_depth));
         // a poll of another thread between these two looks at a wrong phase: it sees an entry that `pop` does not find,
         // or misses one until its next look
-        self.stale.store(u8::from(!phase(index, self.log_depth)), Ordering::Relaxed);
-        self.next.store(self.ring.byte(self.slot(index) + Eqe::BYTES - 1), Ordering::Relaxed);
+        self.stale.store(stale, Ordering::Relaxed);
+        self.next.store(self.ring.byte(at), Ordering::Relaxed);
     }
 
     fn slot(&self, index: u32) -> usize {
@@ -120,8 +122,8 @@ impl EventQueue {
     #[inline]
     fn has_entry(&self) -> bool {
         // SAFETY: points into the ring, which lives as long as self
-        let phase = unsafe { &*self.next.load(Ordering::Relaxed) }.load(Ordering::Relaxed) & 1;
-        phase != self.stale.load(Ordering::Relaxed)
+        let last = unsafe { &*self.next.load(Ordering::Relaxed) }.load(Ordering::Relaxed);
+        last != self.stale.load(Ordering::Relaxed)
     }
 
     /// The next entry; gives places back by the quarter ring.

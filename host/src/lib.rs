@@ -44,7 +44,7 @@ pub mod qp;
 mod ranges;
 
 pub use address::{Gid, Mac, Neighbours, StaticNeighbours};
-pub use backend::{Backend, Bar, Memory};
+pub use backend::{Backend, Bar, MappedBar, Memory};
 pub use context::{Context, GidEntry, MAX_GIDS, Options};
 pub use contract::verbs::{AsyncEvent, PathMtu, QpState, Transport, WcOpcode, WcStatus};
 pub use contract::{Reject, StageCounter};

@@ -419,6 +419,231 @@ fn rings_wrap_and_indices_pass_sixteen_bits() {
 }
 
 #[test]
+fn polls_of_every_size_tell_each_completion_once_and_as_it_was() {
+    let (world, a, b) = connected();
+    // a second connection with the same CQs
+    let second = [&a, &b].map(|end| end.pd.create_qp(&QpInit::rc(&end.cq, &end.recv_cq)).unwrap());
+    for (own, peer, end) in [(&second[0], &second[1], &b), (&second[1], &second[0], &a)] {
+        let peer = exchange::Endpoint { qpn: peer.number(), psn: 9, gid: end.context.gids()[0] };
+        own.connect(&peer, 9, PathMtu::Mtu1024, Access::empty()).expect("connects");
+    }
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    let places = [target.sge(0..8).unwrap()];
+    let (mut id, mut told) = (0u64, 0);
+    for round in 0..300usize {
+        let (mut sent, mut received) = (Vec::new(), Vec::new());
+        // runs of requests that are alike, broken by another QP, by immediate data, by unsignaled ones
+        for i in 0..1 + round % 9 {
+            let (from, to) = if (round + i / 3) % 2 == 0 { (&a.qp, &b.qp) } else { (&second[0], &second[1]) };
+            let sges = [memory.sge(0..1 + id as usize % 8).unwrap()];
+            let imm = (round % 2 == 1 && i % 4 == 3).then_some(id as u32);
+            let operation = imm.map_or(Operation::Send, Operation::SendWithImm);
+            let request = SendWr { signaled: id % 7 != 3, ..SendWr::new(id, operation, &sges) };
+            to.post_recv(&[RecvWr::new(!id, &places)]).expect("room");
+            from.post_send(&[request]).expect("room");
+            received.push((!id, WcOpcode::Recv, sges[0].length, imm, to.number()));
+            if request.signaled {
+                sent.push((id, WcOpcode::Send, from.number()));
+            }
+            id += 1;
+        }
+        let mut entries = vec![Completion::default(); 1 + round % 5];
+        for (cq, expected) in [(&a.cq, sent.len()), (&b.recv_cq, received.len())] {
+            let mut all = Vec::new();
+            loop {
+                let count = cq.poll(&mut entries).expect("a good CQ");
+                if count == 0 {
+                    break;
+                }
+                all.extend_from_slice(&entries[..count]);
+            }
+            assert_eq!(all.len(), expected);
+            for (i, entry) in all.iter().enumerate() {
+                assert_eq!((entry.status, entry.invalidated, entry.vendor_err), (WcStatus::Success, None, 0));
+                if entry.is_receive() {
+                    let told = (entry.wr_id, entry.opcode, entry.byte_len, entry.imm, entry.qpn);
+                    assert_eq!(told, received[i]);
+                } else {
+                    assert_eq!((entry.wr_id, entry.opcode, entry.qpn), sent[i]);
+                }
+            }
+            told += all.len();
+        }
+    }
+    assert!(told > 2 * 128 * 4, "the rings of both CQs wrapped: {told}");
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_queue_without_sges_takes_inline_bytes_and_refuses_an_sge() {
+    let (world, a, b) = connected_with(|init| QpInit {
+        max_send_sge: 0,
+        max_recv_sge: 0,
+        max_inline: 32,
+        push: false,
+        ..init
+    });
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    for sge in [memory.sge(0..0).unwrap(), memory.sge(0..8).unwrap()] {
+        let sges = [sge];
+        let write = SendWr::write(1, &sges, target.addr(), target.rkey());
+        for refused in [write, SendWr::send(1, &sges), write.solicited()] {
+            let refused = a.qp.post_send(&[refused]);
+            assert!(matches!(refused, Err(Error::Range { what: "SGEs", value: 1, .. })), "{refused:?}");
+        }
+        let refused = b.qp.post_recv(&[RecvWr::new(1, &sges)]);
+        assert!(matches!(refused, Err(Error::Range { what: "SGEs", value: 1, .. })), "{refused:?}");
+    }
+    let inline = SendWr::write(2, &[], target.addr(), target.rkey()).inline(b"inline").signaled();
+    b.qp.post_recv(&[RecvWr::new(3, &[])]).expect("for no bytes");
+    a.qp.post_send(&[inline, SendWr::send(4, &[])]).expect("posts");
+    assert_eq!((a.sent(), b.received()), (vec![(2, WcStatus::Success)], vec![(3, WcStatus::Success)]));
+    assert_eq!(target.to_vec(0..6).unwrap(), b"inline");
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_queue_without_inline_bytes_takes_none() {
+    let (world, a, b) = connected_with(|init| QpInit { max_send_sge: 2, ..init });
+    let target = b.pd.allocate(8, RW).unwrap();
+    let write = SendWr::write(1, &[], target.addr(), target.rkey()).signaled();
+    let error = a.qp.post_send(&[write.inline(&[9])]).expect_err("one byte");
+    let text = "post_send: inline bytes = 1 is out of range; allowed: 0..=0, the QP's max_inline";
+    assert_eq!(error.to_string(), text);
+    a.qp.post_send(&[write.inline(&[])]).expect("of no bytes");
+    assert_eq!(a.sent(), [(1, WcStatus::Success)]);
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_list_with_one_bad_request_is_not_posted() {
+    let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 8, max_inline: 32, ..init });
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap(); 2];
+    let good = |id| SendWr::write(id, &sges[..1], target.addr(), target.rkey()).signaled();
+    let doorbells = || world.cards()[0].doorbells;
+    let mut posted = 0;
+    for bad in [SendWr { sges: &sges, ..good(100) }, good(101).inline(&[0; 33])] {
+        for list in [&[bad][..], &[good(102), bad, good(103)], &[good(104), good(105), bad]] {
+            let before = doorbells();
+            assert!(matches!(a.qp.post_send(list), Err(Error::Range { .. })));
+            assert_eq!((doorbells(), a.sent()), (before, vec![]), "nothing is told, nothing completes");
+            // the places are free, and what was written there is not sent
+            let list: Vec<_> = (posted..posted + 8).map(good).collect();
+            a.qp.post_send(&list).expect("all eight places");
+            let all: Vec<_> = (posted..posted + 8).map(|id| (id, WcStatus::Success)).collect();
+            assert_eq!(a.sent(), all);
+            posted += 8;
+        }
+    }
+    world.assert_no_faults();
+}
+
+#[test]
+fn a_flushed_request_says_what_it_was() {
+    let world = World::new(2);
+    world
+        .cards()
+        .iter_mut()
+        .for_each(|card| card.features |= reg::feature::ATOMIC | reg::feature::INVALIDATE);
+    let [a, b] = [0, 1].map(|card| End::new(&world.open(card), |init| QpInit { max_send_wr: 16, ..init }));
+    connect(&a, &b);
+    a.qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE).expect("to ERR");
+    let memory = a.pd.allocate(8, RW).unwrap();
+    let sges = [memory.sge(0..8).unwrap()];
+    let (addr, rkey, imm) = (0x1000, 5, 7);
+    let operations = [
+        (Operation::Send, WcOpcode::Send),
+        (Operation::SendWithImm(imm), WcOpcode::Send),
+        (Operation::SendWithInv(rkey), WcOpcode::Send),
+        (Operation::Write { addr, rkey }, WcOpcode::RdmaWrite),
+        (Operation::WriteWithImm { addr, rkey, imm }, WcOpcode::RdmaWrite),
+        (Operation::Read { addr, rkey }, WcOpcode::RdmaRead),
+        (Operation::CompareSwap { addr, rkey, compare: 1, swap: 2 }, WcOpcode::CompSwap),
+        (Operation::FetchAdd { addr, rkey, add: 1 }, WcOpcode::FetchAdd),
+        (Operation::LocalInv(rkey), WcOpcode::LocalInv),
+    ];
+    for (id, (operation, opcode)) in (0..).zip(operations) {
+        let sges = if opcode == WcOpcode::LocalInv { &[][..] } else { &sges };
+        a.qp.post_send(&[SendWr::new(id, operation, sges)]).expect("posting in ERR does not fail");
+        a.qp.post_recv(&[RecvWr::new(!id, &sges[..0])]).expect("posting in ERR does not fail");
+        for (cq, id, opcode) in [(&a.cq, id, opcode), (&a.recv_cq, !id, WcOpcode::Recv)] {
+            let told = cq.poll_wait(SOON).expect("no error").expect("in time");
+            assert_eq!((told.wr_id, told.status, told.opcode), (id, WcStatus::WrFlushErr, opcode));
+        }
+    }
+    world.assert_no_faults();
+}
+
+#[test]
+fn the_doorbells_of_a_mapped_bar_are_stores() {
+    let world = World::new(2);
+    let card = world.mapped(0);
+    let device = Device::new(card.clone()).expect("the card is ours");
+    let context = Context::start(device, &Options::default()).expect("the card starts");
+    let [a, b] = [context, world.open(1)].map(|context| End::new(&context, |init| init));
+    let (memory, target) = (a.pd.allocate(8, RW).unwrap(), b.pd.allocate(8, RW).unwrap());
+    let sges = [memory.sge(0..8).unwrap()];
+    let write = |id| SendWr::write(id, &sges, target.addr(), target.rkey()).signaled();
+    let qpn = a.qp.number();
+    let page = 4096 * u64::from(a.context.doorbell_page());
+    let sends = |producer| {
+        let bell = contract::SqDoorbell { qpn, pushed: false, producer };
+        vec![(page + u64::from(contract::doorbell::SQ_OFFSET), u64::from_le_bytes(bell.pack()))]
+    };
+    let refused = a.qp.post_send(&[write(0)]);
+    assert!(matches!(refused, Err(Error::State { state: QpState::Reset, .. })), "{refused:?}");
+    connect(&a, &b);
+    let heard = world.cards()[0].doorbells;
+    // one alone, a list, one that is no plain WRITE
+    for (list, producer) in
+        [(&[write(1)][..], 1), (&[write(2), write(3)], 3), (&[write(4).fenced()], 4), (&[write(5)], 5)]
+    {
+        a.qp.post_send(list).expect("room");
+        assert_eq!(card.stored(), sends(producer));
+    }
+    let bell = contract::RqDoorbell { qpn, producer: 1 };
+    a.qp.post_recv(&[RecvWr::new(9, &sges)]).expect("room");
+    let receives = (page + u64::from(contract::doorbell::RQ_OFFSET), u64::from_le_bytes(bell.pack()));
+    assert_eq!((card.stored(), world.cards()[0].doorbells), (vec![receives], heard));
+    a.qp.post_send(&[write(6)]).expect("room");
+    card.deliver();
+    assert_eq!(a.sent(), (1..=6).map(|id| (id, WcStatus::Success)).collect::<Vec<_>>());
+    // drained it is told of more, in ERR of none
+    let to = |state| a.qp.modify(&QpAttr { state, ..QpAttr::default() }, AttrMask::STATE);
+    to(QpState::Sqd).expect("to SQD");
+    a.qp.post_send(&[write(7)]).expect("in SQD");
+    assert_eq!(card.stored(), sends(7));
+    to(QpState::Err).expect("to ERR");
+    a.qp.post_send(&[write(8)]).expect("posting in ERR does not fail");
+    assert_eq!((card.stored(), a.sent()), (vec![], [7, 8].map(|id| (id, WcStatus::WrFlushErr)).to_vec()));
+    to(QpState::Reset).expect("to RESET");
+    b.qp.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, AttrMask::STATE).expect("too");
+    connect(&a, &b);
+    a.qp.post_send(&[write(9)]).expect("it works again");
+    assert_eq!(card.stored(), sends(1));
+    // SAFETY: the child only calls the driver, which refuses before it allocates or locks, and _exit
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let refused = [&[write(10)][..], &[write(10), write(11)]]
+            .map(|list| matches!(a.qp.post_send(list), Err(Error::Forked { .. })));
+        // SAFETY: ends the child without running the test harness
+        unsafe { libc::_exit(if refused == [true; 2] && card.stored().is_empty() { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: `pid` is the child made above
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child was refused");
+    let qp = a.qp;
+    a.context.close().expect("closes");
+    for list in [&[write(12)][..], &[write(12), write(13)]] {
+        assert!(matches!(qp.post_send(list), Err(Error::Closed { .. })));
+    }
+    assert_eq!(card.stored(), []);
+    world.assert_no_faults();
+}
+
+#[test]
 fn unsignaled_requests_hold_their_places_until_a_later_completion() {
     let (world, a, b) = connected_with(|init| QpInit { max_send_wr: 4, ..init });
     let (memory, target) = (a.pd.allocate(1, RW).unwrap(), b.pd.allocate(1, RW).unwrap());

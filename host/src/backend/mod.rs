@@ -16,6 +16,7 @@ pub mod vfio_user;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 /// A BAR of the card.
@@ -36,6 +37,32 @@ pub struct Memory<'a> {
     pub length: u64,
     /// The file behind it and the offset therein, when another process may map it (memfd); `None`: any other memory.
     pub file: Option<(BorrowedFd<'a>, u64)>,
+}
+
+/// A BAR in the memory of this process: an aligned store there does what a write through the [`Backend`] does.
+#[derive(Debug, Clone, Copy)]
+pub struct MappedBar {
+    first: NonNull<u8>,
+    length: usize,
+}
+
+impl MappedBar {
+    /// The `length` bytes from `first` on.
+    ///
+    /// # Safety
+    /// `first` is a multiple of 8, and any thread may store volatile quadwords to these bytes while the backend lives
+    /// that tells of them.
+    pub unsafe fn new(first: NonNull<u8>, length: usize) -> MappedBar {
+        MappedBar { first, length }
+    }
+
+    /// The aligned quadword at `offset`.
+    pub(crate) fn quadword(&self, offset: u64) -> Option<NonNull<u64>> {
+        let offset = usize::try_from(offset).ok().filter(|offset| offset.is_multiple_of(8))?;
+        let inside = offset.checked_add(8).is_some_and(|end| end <= self.length);
+        // SAFETY: in range of the BAR
+        inside.then(|| unsafe { self.first.add(offset) }.cast())
+    }
 }
 
 /// One PCI function of a card.
@@ -66,6 +93,12 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// The way to the card failed.
     fn write64(&self, bar: Bar, offset: u64, value: u64) -> io::Result<()>;
+
+    /// The BAR, if this process has it mapped: the driver then stores its doorbells itself. `None`: it calls
+    /// [`Backend::write64`] for each.
+    fn mapped(&self, _bar: Bar) -> Option<MappedBar> {
+        None
+    }
 
     /// Copies bytes into a BAR from an offset that is a multiple of 8, in pieces and an order of its choice; posted. Up to
     /// the next multiple of 8 the card may see zeros behind them.

@@ -9,7 +9,7 @@
 //! would tear an 8-byte doorbell. IO addresses come from the ranges that the kernel reports (reserved windows such
 //! as MSI's left out). Type1 first: Debian's kernels carry neither iommufd nor no-IOMMU mode.
 
-use super::{Backend, Bar, Memory};
+use super::{Backend, Bar, MappedBar, Memory};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
@@ -18,6 +18,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use vfio_bindings::bindings::vfio as vfio_sys;
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioOps};
@@ -66,11 +67,15 @@ impl Vfio {
         Ok(Vfio { name: name.to_owned(), registers, doorbells, device, container, ranges })
     }
 
-    fn at(&self, bar: Bar, offset: u64, size: usize) -> io::Result<*mut u8> {
-        let map = match bar {
+    fn bar(&self, bar: Bar) -> &MmapRaw {
+        match bar {
             Bar::Registers => &self.registers,
             Bar::Doorbells => &self.doorbells,
-        };
+        }
+    }
+
+    fn at(&self, bar: Bar, offset: u64, size: usize) -> io::Result<*mut u8> {
+        let map = self.bar(bar);
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         if offset.checked_add(size).is_none_or(|end| end > map.len()) || !offset.is_multiple_of(size) {
             return Err(io::Error::other(format!(
@@ -228,6 +233,12 @@ impl Backend for Vfio {
         // SAFETY: `at` lies aligned within the BAR's mapping, which lives as long as self
         unsafe { at.write_volatile(value.to_le()) };
         Ok(())
+    }
+
+    fn mapped(&self, bar: Bar) -> Option<MappedBar> {
+        let map = self.bar(bar);
+        // SAFETY: whole pages, mapped for writing as long as self lives
+        NonNull::new(map.as_mut_ptr()).map(|first| unsafe { MappedBar::new(first, map.len()) })
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {

@@ -7,8 +7,11 @@
 //! ```
 //!
 //! In: attributes and work requests. Out: context words, WQEs, doorbells. A posted list is taken whole or not at all:
-//! every check comes before the first byte is written. Work requests are numbered by free-running indices, which the
-//! CQE returns; unsignaled ones are retired with the next completion of their queue.
+//! every check comes before the tail moves, and what is written behind it nobody reads. Work requests are numbered by
+//! free-running indices, which the CQE returns; unsignaled ones are retired with the next completion of their queue.
+//!
+//! In RTS a post looks at one word for all that may forbid it or change its way (another state, a closed context, a forked
+//! child): the QP's `sends`, which is zero then. It looks again when the tail has moved: who flushes sets it first.
 
 pub mod attributes;
 
@@ -17,13 +20,13 @@ pub use contract::Sge;
 
 use crate::address::udp_source_port;
 use crate::command::Arguments;
-use crate::context::{GidEntry, Inner, Object, lock};
+use crate::context::{Bell, GidEntry, Inner, Object, lock};
 use crate::cq::{Cq, CqShared, CqState};
-use crate::dma::DmaBuffer;
+use crate::dma::{Place, Places, Word};
 use crate::exchange::Endpoint;
 use crate::mr::PdShared;
 use crate::ranges::Range;
-use crate::{Access, Attributes, Error, PathMtu, QpState, Result, Transport, WcOpcode, barrier};
+use crate::{Access, Attributes, Error, PathMtu, QpState, Result, Transport, WcOpcode};
 use contract::register::feature;
 use contract::{
     AtomicOperands, CommandOpcode, QpContext, QpQueues, QpRights, RqDoorbell, SendWqe, SqDoorbell, WrOpcode,
@@ -87,6 +90,13 @@ impl<'a> QpInit<'a> {
 /// What a send work request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
+    /// WRITE.
+    Write {
+        /// First remote address.
+        addr: u64,
+        /// Remote key.
+        rkey: u32,
+    },
     /// SEND.
     Send,
     /// SEND with immediate data.
@@ -95,13 +105,6 @@ pub enum Operation {
     SendWithInv(u32),
     /// Invalidates a key of this side, when all before it is complete; what is behind it finds the key gone. No message.
     LocalInv(u32),
-    /// WRITE.
-    Write {
-        /// First remote address.
-        addr: u64,
-        /// Remote key.
-        rkey: u32,
-    },
     /// READ: remote memory into the SGEs, which must permit local writes.
     Read {
         /// First remote address.
@@ -236,6 +239,17 @@ impl<'a> SendWr<'a> {
             (None, _) => self.sges.iter().map(|sge| u64::from(sge.length)).sum(),
         }
     }
+
+    /// Compare and swap, or fetch and add.
+    fn is_atomic(&self) -> bool {
+        matches!(self.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. })
+    }
+
+    /// Bytes that it takes of its place.
+    fn wqe_bytes(&self) -> usize {
+        let message = self.inline.map_or(self.sges.len() * Sge::BYTES, <[u8]>::len);
+        SendWqe::BYTES + message + if self.is_atomic() { AtomicOperands::BYTES } else { 0 }
+    }
 }
 
 /// A receive work request.
@@ -257,94 +271,115 @@ impl<'a> RecvWr<'a> {
 /// The call, in errors.
 const POST_SEND: &str = "post_send";
 
-/// What is kept of a posted work request until it completes.
-struct Posted {
-    wr_id: AtomicU64,
-    opcode: AtomicU8,
+/// A post of send work requests need not look at the QP's state or context.
+const LIST: u32 = 1;
+/// Nor at the push buffer, which is not used, and the doorbell is mapped.
+const ALONE: u32 = 2;
+
+/// Bytes by the eight, as they stand in little-endian rings.
+#[inline(always)]
+fn quadwords<const N: usize>(bytes: &[u8]) -> [u64; N] {
+    let (chunks, _) = bytes.as_chunks();
+    std::array::from_fn(|i| u64::from_le_bytes(chunks[i]))
 }
 
 /// What a work queue tells of a work request that is over.
 pub(crate) struct Retired {
     pub(crate) wr_id: u64,
-    /// Code of its [`WcOpcode`].
-    code: u8,
+    /// What its completion says it was.
+    pub(crate) opcode: WcOpcode,
 }
 
-impl Retired {
-    /// What its completion says it was.
-    pub(crate) fn opcode(&self) -> WcOpcode {
-        WcOpcode::from_code(self.code).unwrap_or(WcOpcode::Send)
+/// What the completion of a send work request says it was.
+fn completed(opcode: WrOpcode) -> WcOpcode {
+    match opcode {
+        WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => WcOpcode::RdmaWrite,
+        WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv => WcOpcode::Send,
+        WrOpcode::RdmaRead => WcOpcode::RdmaRead,
+        WrOpcode::AtomicCmpAndSwp => WcOpcode::CompSwap,
+        WrOpcode::AtomicFetchAndAdd => WcOpcode::FetchAdd,
+        WrOpcode::LocalInv => WcOpcode::LocalInv,
     }
 }
 
 /// One ring of work requests. The QP's thread posts (`tail`), the CQ's retires (`head`).
 pub(crate) struct WorkQueue {
-    pub(crate) ring: Arc<DmaBuffer>,
-    /// A power of two.
-    depth: u32,
-    log_stride: u32,
-    posted: Box<[Posted]>,
+    pub(crate) places: Places,
+    /// The places hold receives.
+    receives: bool,
     head: AtomicU32,
     tail: AtomicU32,
+    /// Where the tail has to stop, by the head as the QP's thread saw it last.
+    limit: AtomicU32,
 }
 
 impl WorkQueue {
-    fn new(inner: &Inner, log_depth: u32, log_stride: u32) -> Result<WorkQueue> {
-        let ring = Arc::new(DmaBuffer::new(&inner.space, 1 << (log_depth + log_stride))?);
-        let posted =
-            (0..1u32 << log_depth).map(|_| Posted { wr_id: AtomicU64::new(0), opcode: AtomicU8::new(0) });
-        let posted = posted.collect();
-        Ok(WorkQueue {
-            ring,
-            depth: 1 << log_depth,
-            log_stride,
-            posted,
-            head: AtomicU32::new(0),
-            tail: AtomicU32::new(0),
-        })
+    fn new(inner: &Inner, log_depth: u32, log_stride: u32, receives: bool) -> Result<WorkQueue> {
+        let places = Places::new(&inner.space, log_depth, log_stride)?;
+        let limit = AtomicU32::new(places.count());
+        Ok(WorkQueue { places, receives, head: AtomicU32::new(0), tail: AtomicU32::new(0), limit })
     }
 
     fn depth(&self) -> u32 {
-        self.depth
-    }
-
-    #[inline]
-    fn slot(&self, index: u32) -> usize {
-        (index & (self.depth - 1)) as usize
-    }
-
-    /// First byte of a place.
-    #[inline]
-    fn place(&self, index: u32) -> usize {
-        self.slot(index) << self.log_stride
+        self.places.count()
     }
 
     fn outstanding(&self) -> u32 {
         self.tail.load(Ordering::Acquire).wrapping_sub(self.head.load(Ordering::Acquire))
     }
 
-    fn record(&self, index: u32, wr_id: u64, opcode: WcOpcode) {
-        let posted = &self.posted[self.slot(index)];
-        posted.wr_id.store(wr_id, Ordering::Relaxed);
-        posted.opcode.store(opcode.code(), Ordering::Relaxed);
+    /// The index of the next work request, if `wanted` fit.
+    #[inline(always)]
+    fn room(&self, operation: &'static str, qpn: u32, wanted: usize) -> Result<u32> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        if wanted > self.limit.load(Ordering::Relaxed).wrapping_sub(tail) as usize {
+            self.look_for_room(operation, qpn, wanted)?;
+        }
+        Ok(tail)
+    }
+
+    #[inline(never)]
+    fn look_for_room(&self, operation: &'static str, qpn: u32, wanted: usize) -> Result<()> {
+        let depth = self.depth();
+        let free = depth - self.outstanding();
+        self.limit.store(self.tail.load(Ordering::Relaxed).wrapping_add(free), Ordering::Relaxed);
+        if wanted > free as usize {
+            return Err(Error::QueueFull { operation, qpn, wanted, free, depth });
+        }
+        Ok(())
+    }
+
+    /// The numbers of the work request with this index (mod 2^16) and those posted after it, up to the end of the ring,
+    /// and its whole index; none when it is not outstanding.
+    #[inline]
+    pub(crate) fn outstanding_from(&self, index: u16) -> (u32, &[AtomicU64]) {
+        let head = self.head.load(Ordering::Relaxed);
+        let ahead = u32::from(index.wrapping_sub(head as u16));
+        let outstanding = self.tail.load(Ordering::Acquire).wrapping_sub(head);
+        let index = head.wrapping_add(ahead);
+        let ids = self.places.ids_from(index);
+        let length = ids.len().min(outstanding.saturating_sub(ahead) as usize);
+        (index, &ids[..length])
+    }
+
+    /// Retires all work requests before this whole index.
+    #[inline]
+    pub(crate) fn retire_before(&self, index: u32) {
+        self.head.store(index, Ordering::Release);
     }
 
     /// Retires everything up to the work request with this index (mod 2^16); `None` when it is not outstanding.
-    #[inline]
     pub(crate) fn retire(&self, index: u16) -> Option<Retired> {
-        let head = self.head.load(Ordering::Relaxed);
-        let ahead = u32::from(index.wrapping_sub(head as u16));
-        if ahead >= self.tail.load(Ordering::Acquire).wrapping_sub(head) {
-            return None;
-        }
-        let index = head.wrapping_add(ahead);
-        let posted = &self.posted[self.slot(index)];
-        let retired = Retired {
-            wr_id: posted.wr_id.load(Ordering::Relaxed),
-            code: posted.opcode.load(Ordering::Relaxed),
+        let (index, ids) = self.outstanding_from(index);
+        let wr_id = ids.first()?.load(Ordering::Relaxed);
+        let opcode = if self.receives {
+            WcOpcode::Recv
+        } else {
+            let wqe = SendWqe::read(self.places.place(index).read(SendWqe::BYTES));
+            wqe.and_then(|wqe| WrOpcode::from_code(wqe.opcode)).map_or(WcOpcode::Send, completed)
         };
-        self.head.store(index.wrapping_add(1), Ordering::Release);
-        Some(retired)
+        self.retire_before(index.wrapping_add(1));
+        Some(Retired { wr_id, opcode })
     }
 
     /// Retires the oldest outstanding work request.
@@ -355,7 +390,8 @@ impl WorkQueue {
     fn clear(&self) {
         self.head.store(0, Ordering::Release);
         self.tail.store(0, Ordering::Release);
-        self.ring.clear();
+        self.limit.store(self.depth(), Ordering::Relaxed);
+        self.places.ring().clear();
     }
 }
 
@@ -364,6 +400,10 @@ pub(crate) struct QpShared {
     pub(crate) qpn: u32,
     transport: Transport,
     state: AtomicU8,
+    /// In RTS [`ALONE`] or [`LIST`], else 0: a post of send work requests has to look closer.
+    sends: Word,
+    /// The send doorbell is mapped, and nothing is pushed.
+    alone: bool,
     /// READs that may be outstanding.
     max_rd_atomic: AtomicU8,
     /// The card has stopped; what is outstanding is flushed by the CQs' polls.
@@ -391,6 +431,28 @@ impl QpShared {
         QpState::from_code(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
     }
 
+    /// Under `control`.
+    fn set_state(&self, state: QpState) {
+        self.state.store(state.code(), Ordering::Release);
+        let word = if self.alone { ALONE } else { LIST };
+        self.sends.set(if state == QpState::Rts { word } else { 0 });
+    }
+
+    /// The card has stopped: the next polls complete what is posted.
+    fn is_flushed(&self) -> bool {
+        self.state() == QpState::Err || self.flushing.load(Ordering::Acquire)
+    }
+
+    /// The same of send work requests that were just posted, of which the CQ's channel is told.
+    #[inline(never)]
+    fn flushes(&self) -> bool {
+        let flushed = self.is_flushed();
+        if flushed {
+            self.send_cq.signal();
+        }
+        flushed
+    }
+
     /// Moves the QP to ERR, once; from then on its outstanding work requests are flushed. When the command returns,
     /// every CQE of the QP stands in its CQ.
     pub(crate) fn fail(&self) {
@@ -415,7 +477,7 @@ impl QpShared {
 
     fn enter_error(&self, control: &mut Control) {
         control.attr.state = QpState::Err;
-        self.state.store(QpState::Err.code(), Ordering::Release);
+        self.set_state(QpState::Err);
         if self.flushing.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -468,6 +530,8 @@ impl QpShared {
 pub struct Qp {
     shared: Arc<QpShared>,
     pd: Arc<PdShared>,
+    send_bell: Bell,
+    recv_bell: Bell,
     caps: Caps,
     not_sync: PhantomData<Cell<()>>,
 }
@@ -481,6 +545,12 @@ struct Caps {
     push: bool,
     /// Longest message, in bytes.
     longest: u64,
+    /// One SGE of less than this is within the limits.
+    plain: u64,
+    /// What all plain work requests have in the first and last quadword of their head, and all doorbells for them.
+    first: u64,
+    last: u64,
+    bell: u64,
 }
 
 impl fmt::Debug for Qp {
@@ -539,8 +609,8 @@ impl Qp {
         if sq_log_stride > contract::ring::SEND_STRIDE_MAX_LOG {
             return Err(range(CREATE, "bytes of a send WQE", send_bytes.into(), "up to 512"));
         }
-        let sq = WorkQueue::new(inner, sq_log_depth, sq_log_stride)?;
-        let rq = WorkQueue::new(inner, rq_log_depth, rq_log_stride)?;
+        let sq = WorkQueue::new(inner, sq_log_depth, sq_log_stride, false)?;
+        let rq = WorkQueue::new(inner, rq_log_depth, rq_log_stride, true)?;
         let qpn = inner.take(Object::Qp)?;
         // each QP number owns an equal share of the card's outstanding records
         let share = (limits.record_count / limits.max_qp).ilog2();
@@ -556,8 +626,8 @@ impl Qp {
                 ..QpRights::default()
             },
             queues: QpQueues {
-                sq_base: sq.ring.iova(),
-                rq_base: rq.ring.iova(),
+                sq_base: sq.places.ring().iova(),
+                rq_base: rq.places.ring().iova(),
                 sq_log_depth: sq_log_depth as u8,
                 sq_log_stride: sq_log_stride as u8,
                 rq_log_depth: rq_log_depth as u8,
@@ -580,11 +650,16 @@ impl Qp {
             inner.release(Object::Qp, qpn);
             return Err(error);
         }
+        let [send_bell, recv_bell] =
+            [doorbell::SQ_OFFSET, doorbell::RQ_OFFSET].map(|offset| Bell::new(inner, pd.user.page, offset));
+        let push = init.push && limits.has(feature::PUSH);
         let shared = Arc::new(QpShared {
             inner: inner.clone(),
             qpn,
             transport: init.transport,
             state: AtomicU8::new(QpState::Reset.code()),
+            sends: Word::of_qp(&inner.space, qpn),
+            alone: !push && send_bell.mapped().is_some(),
             max_rd_atomic: AtomicU8::new(0),
             flushing: AtomicBool::new(false),
             sq,
@@ -595,15 +670,22 @@ impl Qp {
         });
         shared.with_cqs(|each| each(&|_, state| state.attach(&shared)));
         lock(&inner.qps).insert(qpn, Arc::downgrade(&shared));
+        let longest = 1 << limits.max_message;
+        let plain = SendWqe { signaled: init.sq_sig_all, num_sge: 1, qpn, ..SendWqe::default() };
+        let [first, _, _, last] = quadwords(&plain.pack());
         let caps = Caps {
             send_sge: init.max_send_sge,
             recv_sge: init.max_recv_sge,
             inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
-            push: init.push && limits.has(feature::PUSH),
-            longest: 1 << limits.max_message,
+            push,
+            longest,
+            plain: if init.max_send_sge > 0 { longest + 1 } else { 0 },
+            first,
+            last,
+            bell: u64::from_le_bytes(SqDoorbell { qpn, ..SqDoorbell::default() }.pack()),
         };
-        Ok(Qp { shared, pd: pd.clone(), caps, not_sync: PhantomData })
+        Ok(Qp { shared, pd: pd.clone(), send_bell, recv_bell, caps, not_sync: PhantomData })
     }
 
     /// Its number.
@@ -689,7 +771,7 @@ impl Qp {
         qp.write_context(&mut control, context, arguments)?;
         qp.max_rd_atomic.store(merged.max_rd_atomic, Ordering::Release);
         control.attr = merged;
-        qp.state.store(to.code(), Ordering::Release);
+        qp.set_state(to);
         Ok(())
     }
 
@@ -707,7 +789,7 @@ impl Qp {
             self.shared.inner.responses.release(&mut control.responses);
             qp.max_rd_atomic.store(0, Ordering::Release);
             control.attr = QpAttr::default();
-            qp.state.store(QpState::Reset.code(), Ordering::Release);
+            qp.set_state(QpState::Reset);
             qp.leave_error();
             each(&|cq, state| cq.bury(state, qp.qpn));
             qp.sq.clear();
@@ -854,65 +936,149 @@ impl Qp {
     /// # Errors
     /// The queue has no room for all, a request exceeds the QP's or the card's limits, the state is RESET, INIT or
     /// RTR, forked child, closed context, or the doorbell could not be rung. In ERR requests are taken and flushed.
+    #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<()> {
-        let qp = &*self.shared;
-        let state = qp.state.load(Ordering::Acquire);
-        if state != QpState::Rts.code() || !qp.inner.space.guard.is_open() {
-            qp.inner.check(POST_SEND)?;
-            let state = qp.state();
-            if !matches!(state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
-                return Err(Error::State { operation: POST_SEND, qpn: qp.qpn, state });
-            }
-        }
-        let (tail, outstanding) = self.room(POST_SEND, &qp.sq, list.len())?;
-        // the places behind the tail are the program's until the tail moves: a bad one in the list undoes the others
-        let mut length = 0;
-        for (i, request) in list.iter().enumerate() {
-            let index = tail.wrapping_add(i as u32);
-            length = match (request.operation, request.sges, request.inline) {
-                // what most programs post most of the time
-                (Operation::Write { addr, rkey }, [sge], None)
-                    if u64::from(sge.length) <= self.caps.longest =>
-                {
-                    let start = self.write_head(index, request, WrOpcode::RdmaWrite, addr, rkey, 0);
-                    qp.sq.ring.write(start + SendWqe::BYTES, &sge.pack());
-                    qp.sq.record(index, request.wr_id, WcOpcode::RdmaWrite);
-                    SendWqe::BYTES + Sge::BYTES
-                }
-                _ => self.write_send(index, request)?,
-            };
-        }
-        let producer = tail.wrapping_add(list.len() as u32);
-        qp.sq.tail.store(producer, Ordering::Release);
-        if state == QpState::Err.code() || qp.flushing.load(Ordering::Acquire) {
-            qp.send_cq.signal();
-            return Ok(());
-        }
-        barrier::before_doorbell();
-        let bell = SqDoorbell { qpn: qp.qpn, pushed: false, producer: producer as u16 };
-        if self.caps.push && outstanding == 0 && list.len() == 1 && length <= doorbell::PUSH_BYTES as usize {
-            let wqe = qp.sq.ring.slice(qp.sq.place(tail), length);
-            if qp.inner.push(&self.pd.user, wqe, SqDoorbell { pushed: true, ..bell })? {
-                return Ok(());
-            }
-        }
-        qp.inner.doorbell(self.pd.user.page, doorbell::SQ_OFFSET, bell.pack())
+        if self.post_alone(list) { Ok(()) } else { self.post_list(list) }
     }
 
-    /// Writes the head of a work request into its place of the ring; returns where that begins.
-    #[inline(always)]
-    fn write_head(
-        &self,
-        index: u32,
-        request: &SendWr<'_>,
-        opcode: WrOpcode,
-        remote_addr: u64,
-        rkey: u32,
-        imm: u32,
-    ) -> usize {
+    /// Posts what most programs post most of the time, one plain request, where nothing is to be looked at but its limits.
+    /// False: there is more, and nothing is done.
+    #[inline(never)]
+    fn post_alone(&self, list: &[SendWr<'_>]) -> bool {
+        let [request] = list else { return false };
+        let (qp, sq) = (&*self.shared, &self.shared.sq);
+        let tail = sq.tail.load(Ordering::Relaxed);
+        if qp.sends.get() != ALONE
+            || tail == sq.limit.load(Ordering::Relaxed)
+            || !self.write_plain(tail, request)
+        {
+            return false;
+        }
+        let producer = tail.wrapping_add(1);
+        sq.tail.store(producer, Ordering::Release);
+        match self.send_bell.mapped() {
+            Some(bell) if qp.sends.get() != 0 => bell.ring(self.bell(producer)),
+            _ => self.ring_late(producer),
+        }
+        true
+    }
+
+    /// The QP left RTS while one was posted.
+    #[cold]
+    #[inline(never)]
+    fn ring_late(&self, producer: u32) {
+        if !self.shared.flushes()
+            && let Some(bell) = self.send_bell.mapped()
+        {
+            bell.ring(self.bell(producer));
+        }
+    }
+
+    /// Posts any list.
+    #[inline(never)]
+    fn post_list(&self, list: &[SendWr<'_>]) -> Result<()> {
         let qp = &*self.shared;
+        if qp.sends.get() == 0 {
+            self.may_send()?;
+        }
+        let tail = qp.sq.room(POST_SEND, qp.qpn, list.len())?;
+        // the places behind the tail are the program's until the tail moves: a bad one in the list undoes the others
+        let mut producer = tail;
+        for request in list {
+            if !self.write_plain(producer, request) {
+                self.write_send(producer, request)?;
+            }
+            producer = producer.wrapping_add(1);
+        }
+        qp.sq.tail.store(producer, Ordering::Release);
+        let flushed = qp.sends.get() == 0 && qp.flushes();
+        if flushed || self.caps.push && self.push(tail, list)? {
+            return Ok(());
+        }
+        self.send_bell.ring(self.bell(producer))
+    }
+
+    /// The doorbell that tells of the send work requests before `producer`.
+    #[inline(always)]
+    fn bell(&self, producer: u32) -> u64 {
+        let producer = SqDoorbell { producer: producer as u16, ..SqDoorbell::default() };
+        self.caps.bell | u64::from_le_bytes(producer.pack())
+    }
+
+    /// The checks of a QP that is not in RTS, or whose context is closed.
+    #[cold]
+    fn may_send(&self) -> Result<()> {
+        let qp = &*self.shared;
+        qp.inner.check(POST_SEND)?;
+        match qp.state() {
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => Ok(()),
+            state => Err(Error::State { operation: POST_SEND, qpn: qp.qpn, state }),
+        }
+    }
+
+    /// Copies the request at `tail` to the push buffer too, and rings, if it is alone in its list and its queue, and short;
+    /// false: it is not, or somebody else pushes.
+    #[inline(never)]
+    fn push(&self, tail: u32, list: &[SendWr<'_>]) -> Result<bool> {
+        let qp = &*self.shared;
+        let [request] = list else { return Ok(false) };
+        let length = request.wqe_bytes();
+        if qp.sq.head.load(Ordering::Acquire) != tail || length > doorbell::PUSH_BYTES as usize {
+            return Ok(false);
+        }
+        let bell = SqDoorbell { qpn: qp.qpn, pushed: true, producer: tail.wrapping_add(1) as u16 };
+        qp.inner.push(&self.pd.user, qp.sq.places.place(tail).read(length), bell)
+    }
+
+    /// Writes a WRITE or SEND of one SGE and no flag but `signaled` into its place; false, and nothing is written: it is
+    /// none, or exceeds a limit.
+    #[inline(always)]
+    fn write_plain(&self, index: u32, request: &SendWr<'_>) -> bool {
+        let ([sge], None) = (request.sges, request.inline) else { return false };
+        if request.solicited | request.fence || u64::from(sge.length) >= self.caps.plain {
+            return false;
+        }
+        let signaled = request.signaled;
+        let own = SendWqe { signaled, length: sge.length, index: index as u16, ..SendWqe::default() };
+        let own = match request.operation {
+            Operation::Write { addr, rkey } => {
+                SendWqe { opcode: WrOpcode::RdmaWrite.code(), remote_addr: addr, rkey, ..own }
+            }
+            Operation::Send => SendWqe { opcode: WrOpcode::Send.code(), ..own },
+            _ => return false,
+        };
+        let sq = &self.shared.sq;
+        let place = sq.places.place(index);
+        place.id().store(request.wr_id, Ordering::Relaxed);
+        // piece by piece and the longest in the making last: that needs the fewest registers
+        let [first, addr, key, last] = quadwords(&own.pack());
+        place.put::<8, 8>(addr.to_le_bytes());
+        place.put::<16, 8>(key.to_le_bytes());
+        place.put::<32, 16>(sge.pack());
+        place.put::<24, 8>((last | self.caps.last).to_le_bytes());
+        place.put::<0, 8>((first | self.caps.first).to_le_bytes());
+        true
+    }
+
+    /// Checks any work request and writes it into its place.
+    #[inline(never)]
+    fn write_send(&self, index: u32, request: &SendWr<'_>) -> Result<()> {
+        let (opcode, addr, rkey, imm) = match request.operation {
+            Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, addr, rkey, 0),
+            Operation::Send => (WrOpcode::Send, 0, 0, 0),
+            Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, 0, 0, imm),
+            Operation::SendWithInv(key) => (WrOpcode::SendWithInv, 0, 0, key),
+            Operation::LocalInv(key) => (WrOpcode::LocalInv, 0, 0, key),
+            Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, addr, rkey, 0),
+            Operation::CompareSwap { addr, rkey, .. } => (WrOpcode::AtomicCmpAndSwp, addr, rkey, 0),
+            Operation::FetchAdd { addr, rkey, .. } => (WrOpcode::AtomicFetchAndAdd, addr, rkey, 0),
+            Operation::WriteWithImm { addr, rkey, imm } => (WrOpcode::RdmaWriteWithImm, addr, rkey, imm),
+        };
+        self.check_send(request)?;
+        let sq = &self.shared.sq;
+        let place = sq.places.place(index);
         let inline = request.inline.is_some();
-        let wqe = SendWqe {
+        let head = SendWqe {
             opcode: opcode.code(),
             signaled: request.signaled | self.caps.sq_sig_all,
             solicited: request.solicited,
@@ -921,65 +1087,72 @@ impl Qp {
             num_sge: if inline { 0 } else { request.sges.len() as u8 },
             // the field's bytes stand as on the wire
             imm: imm.swap_bytes(),
-            remote_addr,
+            remote_addr: addr,
             rkey,
             length: request.length() as u32,
             index: index as u16,
-            qpn: qp.qpn,
+            qpn: self.shared.qpn,
         };
-        let start = qp.sq.place(index);
-        qp.sq.ring.write(start, &wqe.pack());
-        start
-    }
-
-    /// Checks any work request and writes it into its place of the ring; returns its bytes there.
-    #[inline(never)]
-    fn write_send(&self, index: u32, request: &SendWr<'_>) -> Result<usize> {
-        let qp = &*self.shared;
-        let (opcode, completed, addr, rkey, imm) = match request.operation {
-            Operation::Write { addr, rkey } => (WrOpcode::RdmaWrite, WcOpcode::RdmaWrite, addr, rkey, 0),
-            Operation::Send => (WrOpcode::Send, WcOpcode::Send, 0, 0, 0),
-            Operation::SendWithImm(imm) => (WrOpcode::SendWithImm, WcOpcode::Send, 0, 0, imm),
-            Operation::SendWithInv(key) => (WrOpcode::SendWithInv, WcOpcode::Send, 0, 0, key),
-            Operation::LocalInv(key) => (WrOpcode::LocalInv, WcOpcode::LocalInv, 0, 0, key),
-            Operation::Read { addr, rkey } => (WrOpcode::RdmaRead, WcOpcode::RdmaRead, addr, rkey, 0),
-            Operation::CompareSwap { addr, rkey, .. } => {
-                (WrOpcode::AtomicCmpAndSwp, WcOpcode::CompSwap, addr, rkey, 0)
-            }
-            Operation::FetchAdd { addr, rkey, .. } => {
-                (WrOpcode::AtomicFetchAndAdd, WcOpcode::FetchAdd, addr, rkey, 0)
-            }
-            Operation::WriteWithImm { addr, rkey, imm } => {
-                (WrOpcode::RdmaWriteWithImm, WcOpcode::RdmaWrite, addr, rkey, imm)
-            }
-        };
-        self.check_send(request)?;
-        let start = self.write_head(index, request, opcode, addr, rkey, imm);
-        let mut end = start + SendWqe::BYTES;
-        if let Some(bytes) = request.inline {
-            qp.sq.ring.write(end, bytes);
-            end += bytes.len();
-        } else {
-            write_sges(&qp.sq.ring, end, request.sges);
-            end += request.sges.len() * Sge::BYTES;
-            let operands = match request.operation {
-                Operation::CompareSwap { compare, swap, .. } => Some((compare, swap)),
-                Operation::FetchAdd { add, .. } => Some((0, add)),
-                _ => None,
-            };
-            if let Some((compare, swap_or_add)) = operands {
-                qp.sq.ring.write(end, &AtomicOperands { compare, swap_or_add }.pack());
-                end += AtomicOperands::BYTES;
-            }
+        place.put::<0, 32>(head.pack());
+        match request.inline {
+            Some(bytes) => place.write(SendWqe::BYTES, bytes),
+            None => write_sges(place, SendWqe::BYTES, request.sges),
         }
-        qp.sq.record(index, request.wr_id, completed);
-        Ok(end - start)
+        let operands = match request.operation {
+            Operation::CompareSwap { compare, swap, .. } => Some((compare, swap)),
+            Operation::FetchAdd { add, .. } => Some((0, add)),
+            _ => None,
+        };
+        if let Some((compare, swap_or_add)) = operands {
+            let operands = AtomicOperands { compare, swap_or_add };
+            place.write(request.wqe_bytes() - AtomicOperands::BYTES, &operands.pack());
+        }
+        place.id().store(request.wr_id, Ordering::Relaxed);
+        Ok(())
     }
 
+    #[inline]
     fn check_send(&self, request: &SendWr<'_>) -> Result<()> {
         const POST: &str = POST_SEND;
+        match request.operation {
+            Operation::Send
+            | Operation::SendWithImm(_)
+            | Operation::Write { .. }
+            | Operation::WriteWithImm { .. } => {}
+            _ => self.check_feature(request)?,
+        }
+        if let Some(bytes) = request.inline {
+            if bytes.len() > self.caps.inline as usize {
+                return Err(range(
+                    POST,
+                    "inline bytes",
+                    bytes.len() as u64,
+                    format!("0..={}, the QP's max_inline", self.caps.inline),
+                ));
+            }
+        } else if request.sges.len() > self.caps.send_sge as usize {
+            let allowed = format!("0..={}", self.caps.send_sge);
+            return Err(range(POST, "SGEs", request.sges.len() as u64, allowed));
+        }
+        let reads = matches!(request.operation, Operation::Read { .. });
+        let most = self.shared.inner.attributes().max_sge;
+        if reads && request.sges.len() > most as usize {
+            let allowed = format!("0..={most}");
+            return Err(range(POST, "SGEs of a READ", request.sges.len() as u64, allowed));
+        }
+        let longest = self.caps.longest;
+        if request.length() > longest {
+            return Err(range(POST, "message length", request.length(), format!("0..={longest}")));
+        }
+        Ok(())
+    }
+
+    /// What the card must have, and the message must be, for an operation that is more than a SEND or WRITE.
+    #[inline(never)]
+    fn check_feature(&self, request: &SendWr<'_>) -> Result<()> {
+        const POST: &str = POST_SEND;
         let limits = self.shared.inner.attributes();
-        let atomic = matches!(request.operation, Operation::CompareSwap { .. } | Operation::FetchAdd { .. });
+        let atomic = request.is_atomic();
         if atomic && !limits.has(feature::ATOMIC) {
             return Err(Error::Unsupported { operation: POST, what: "atomics" });
         }
@@ -1013,28 +1186,6 @@ impl Qp {
                 return Err(Error::Unsupported { operation: POST, what: "inline data of a READ or atomic" });
             }
         }
-        if let Some(bytes) = request.inline {
-            if bytes.len() > self.caps.inline as usize {
-                return Err(range(
-                    POST,
-                    "inline bytes",
-                    bytes.len() as u64,
-                    format!("0..={}, the QP's max_inline", self.caps.inline),
-                ));
-            }
-        } else if request.sges.len() > self.caps.send_sge as usize {
-            let allowed = format!("0..={}", self.caps.send_sge);
-            return Err(range(POST, "SGEs", request.sges.len() as u64, allowed));
-        }
-        let reads = matches!(request.operation, Operation::Read { .. });
-        if reads && request.sges.len() > limits.max_sge as usize {
-            let allowed = format!("0..={}", limits.max_sge);
-            return Err(range(POST, "SGEs of a READ", request.sges.len() as u64, allowed));
-        }
-        let longest = self.caps.longest;
-        if request.length() > longest {
-            return Err(range(POST, "message length", request.length(), format!("0..={longest}")));
-        }
         Ok(())
     }
 
@@ -1051,50 +1202,36 @@ impl Qp {
         if state == QpState::Reset {
             return Err(Error::State { operation: POST, qpn: qp.qpn, state });
         }
-        let (tail, _) = self.room(POST, &qp.rq, list.len())?;
+        let tail = qp.rq.room(POST, qp.qpn, list.len())?;
         if let Some(request) = list.iter().find(|request| request.sges.len() > self.caps.recv_sge as usize) {
             let allowed = format!("0..={}", self.caps.recv_sge);
             return Err(range(POST, "SGEs", request.sges.len() as u64, allowed));
         }
-        let sges = 1usize << (qp.rq.log_stride - 4);
-        for (i, request) in list.iter().enumerate() {
-            let index = tail.wrapping_add(i as u32);
-            let at = qp.rq.place(index);
-            write_sges(&qp.rq.ring, at, request.sges);
+        let mut producer = tail;
+        for request in list {
+            let place = qp.rq.places.place(producer);
+            write_sges(place, 0, request.sges);
             // the rest of the place is zero: elements of length 0 are skipped
-            for unused in request.sges.len()..sges {
-                qp.rq.ring.write(at + unused * Sge::BYTES, &[0; Sge::BYTES]);
+            for unused in (request.sges.len() * Sge::BYTES..place.size()).step_by(Sge::BYTES) {
+                place.write(unused, &[0; Sge::BYTES]);
             }
-            qp.rq.record(index, request.wr_id, WcOpcode::Recv);
+            place.id().store(request.wr_id, Ordering::Relaxed);
+            producer = producer.wrapping_add(1);
         }
-        let producer = tail.wrapping_add(list.len() as u32);
         qp.rq.tail.store(producer, Ordering::Release);
-        if state == QpState::Err || qp.flushing.load(Ordering::Acquire) {
+        if qp.is_flushed() {
             qp.recv_cq.signal();
             return Ok(());
         }
-        barrier::before_doorbell();
-        let value = RqDoorbell { qpn: qp.qpn, producer: producer as u16 };
-        qp.inner.doorbell(self.pd.user.page, doorbell::RQ_OFFSET, value.pack())
-    }
-
-    /// The index of the next work request and how many are outstanding, if `wanted` more fit.
-    #[inline]
-    fn room(&self, operation: &'static str, queue: &WorkQueue, wanted: usize) -> Result<(u32, u32)> {
-        let (tail, depth) = (queue.tail.load(Ordering::Relaxed), queue.depth());
-        let outstanding = tail.wrapping_sub(queue.head.load(Ordering::Acquire));
-        let free = depth - outstanding;
-        if wanted > free as usize {
-            return Err(Error::QueueFull { operation, qpn: self.shared.qpn, wanted, free, depth });
-        }
-        Ok((tail, outstanding))
+        let bell = RqDoorbell { qpn: qp.qpn, producer: producer as u16 };
+        self.recv_bell.ring(u64::from_le_bytes(bell.pack()))
     }
 }
 
 #[inline]
-fn write_sges(ring: &DmaBuffer, at: usize, sges: &[Sge]) {
+fn write_sges(place: Place<'_>, offset: usize, sges: &[Sge]) {
     for (i, sge) in sges.iter().enumerate() {
-        ring.write(at + i * Sge::BYTES, &sge.pack());
+        place.write(offset + i * Sge::BYTES, &sge.pack());
     }
 }
 
@@ -1138,8 +1275,9 @@ impl Drop for Qp {
         qp.with_cqs(|each| {
             // whoever still serves an event of this QP finds it in RESET and leaves it alone
             let mut control = lock(&qp.control);
-            let gone = qp.inner.destroy(CommandOpcode::DestroyQp, qp.qpn, &[&qp.sq.ring, &qp.rq.ring]);
-            qp.state.store(QpState::Reset.code(), Ordering::Release);
+            let rings = [qp.sq.places.ring(), qp.rq.places.ring()];
+            let gone = qp.inner.destroy(CommandOpcode::DestroyQp, qp.qpn, &rings);
+            qp.set_state(QpState::Reset);
             qp.leave_error();
             each(&|cq, state| {
                 cq.bury(state, qp.qpn);

@@ -19,13 +19,15 @@ use contract::{
     EqDoorbell, EqEntry, Eqe, EventKind, MrEntry, QpContext, QpState, Reject, SendWqe, Sge, SqDoorbell,
     StageCounter, Transport, WcOpcode, WcStatus, WrOpcode, doorbell,
 };
-use host::{Backend, Bar, Context, Device, Memory, Options};
+use host::{Backend, Bar, Context, Device, MappedBar, Memory, Options};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Memory behind an IO address.
@@ -100,6 +102,7 @@ const MAX_CQ: u32 = 64;
 const MAX_EQ: u32 = 8;
 const VECTORS: u32 = 16;
 const STRIDE: u64 = 4096;
+const PAGES: u64 = 64;
 const RECORDS: u32 = 2048;
 
 /// Cards on one perfect wire.
@@ -112,6 +115,25 @@ pub struct SoftwareCard {
     world: Arc<World>,
     index: usize,
     name: String,
+    /// The doorbells as mapped memory: what is stored there reaches the card by [`SoftwareCard::deliver`].
+    mapped: Option<Box<[AtomicU64]>>,
+}
+
+impl SoftwareCard {
+    /// Takes what was stored to the mapped doorbells: offsets and values.
+    pub fn stored(&self) -> Vec<(u64, u64)> {
+        let stores = self.mapped.iter().flatten().enumerate();
+        let stores = stores.map(|(i, value)| (8 * i as u64, value.swap(0, Ordering::SeqCst)));
+        stores.filter(|(_, value)| *value != 0).collect()
+    }
+
+    /// What was stored to the mapped doorbells reaches the card.
+    pub fn deliver(&self) {
+        let stored = self.stored();
+        stored
+            .iter()
+            .for_each(|(offset, value)| self.world.write(self.index, Bar::Doorbells, *offset, *value));
+    }
 }
 
 impl World {
@@ -123,7 +145,17 @@ impl World {
 
     /// The way to card `index`.
     pub fn backend(self: &Arc<Self>, index: usize) -> Arc<SoftwareCard> {
-        Arc::new(SoftwareCard { world: self.clone(), index, name: format!("soft:card{index}") })
+        Arc::new(self.way(index, None))
+    }
+
+    /// The way to card `index` with a BAR of doorbells that the driver has mapped.
+    pub fn mapped(self: &Arc<Self>, index: usize) -> Arc<SoftwareCard> {
+        let quadwords = PAGES * STRIDE / 8;
+        Arc::new(self.way(index, Some((0..quadwords).map(|_| AtomicU64::new(0)).collect())))
+    }
+
+    fn way(self: &Arc<Self>, index: usize, mapped: Option<Box<[AtomicU64]>>) -> SoftwareCard {
+        SoftwareCard { world: self.clone(), index, name: format!("soft:card{index}"), mapped }
     }
 
     /// Card `index`, opened and started.
@@ -239,7 +271,7 @@ impl Card {
             reg::MAX_EQ => MAX_EQ.into(),
             reg::MSIX_VECTORS => VECTORS.into(),
             reg::DOORBELL_STRIDE => STRIDE,
-            reg::DOORBELL_PAGES => 64,
+            reg::DOORBELL_PAGES => PAGES,
             reg::MAX_SGE => 8,
             reg::MAX_SEND_SGE => 16,
             reg::MAX_INLINE => 64,
@@ -883,6 +915,12 @@ impl Backend for SoftwareCard {
         Ok(())
     }
 
+    fn mapped(&self, bar: Bar) -> Option<MappedBar> {
+        let doorbells = self.mapped.as_deref().filter(|_| bar == Bar::Doorbells)?;
+        // SAFETY: quadwords that may be stored to while they are shared, and live as long as self
+        Some(unsafe { MappedBar::new(NonNull::from(doorbells).cast(), 8 * doorbells.len()) })
+    }
+
     fn config_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let start = offset as usize;
         data.copy_from_slice(&self.world.cards()[self.index].config[start..start + data.len()]);
@@ -1035,7 +1073,7 @@ pub mod served {
             sparse_areas: Vec::new(),
             mmap_fd: None,
         };
-        let sizes = [0x2000, 0, 64 * STRIDE, 0, 0x1000, 0, 0, 4096, 0];
+        let sizes = [0x2000, 0, PAGES * STRIDE, 0, 0x1000, 0, 0, 4096, 0];
         let regions = sizes.iter().enumerate().map(|(i, size)| region(i as u32, *size)).collect();
         let irqs =
             (0..5).map(|index| IrqInfo { index, flags: 1, count: if index == 2 { VECTORS } else { 1 } });

@@ -4,7 +4,7 @@
 //! counts the steps.
 
 use crate::{
-    Args, Task, captures, generate, install, run, spec,
+    Args, Task, bench, captures, generate, install, run, spec,
     step::{Steps, Verdict},
     story, synth, tools,
 };
@@ -42,6 +42,7 @@ fn test(args: Args) -> anyhow::Result<()> {
         Ok(Verdict::Passed)
     });
     steps.step("stories at 512 bit", shown(story::wide()));
+    steps.step("figures at 512 bit", shown(bench::quick()));
     let (files, icrc_files) = (captures::find(), captures::find());
     steps.step("captures: tshark", || captures::tshark(&files?));
     steps.step("captures: icrc", || captures::icrc(&icrc_files?));

@@ -1,0 +1,102 @@
+//! Goodput of one QP over a wire that loses packets, against what go-back-N can reach.
+//!
+//! In packet times: the round trip of the wire W, the timeout T; each packet is lost with probability p, each NAK with p.
+//! A packet whose turn comes for the first time takes 1. If it is lost, the next one that arrives makes the receiver send a NAK
+//! and everything since is sent again: W, or T if the NAK is lost, too. If the packet is lost once more the receiver, which has
+//! sent its NAK, is silent: T for each further loss. So a packet takes on average
+//!
+//! ```text
+//! 1 + p ((1 - p) W + p T) + p^2 T / (1 - p)         and, where nothing needs a timeout,  1 + p W / (1 - p)
+//! ```
+//! and the bound is one over that, as a share of the goodput without loss. At 0.1 and 1 % it is the second, the bound of
+//! go-back-N that leaves timeouts out; at 5 % the first. Both let a card find out and begin again in no time, and read
+//! nothing from its host again: here both cost, a PCIe round trip for the data alone.
+
+use crate::{
+    Job,
+    figure::Figure,
+    load::{Cards, Request, Setup, Work},
+    throughput::{BYTE, LONGEST, OVERHEAD, goodput_bound},
+};
+use contract::{PathMtu, StageCounter};
+use sim::{
+    story::US,
+    wire::{self, Faults, Side::A},
+};
+
+/// Packets sent in the part that is measured, those sent again among them.
+const PACKETS: usize = 100_000;
+/// Path MTU in bytes.
+const MTU: usize = 4096;
+/// Code of the transport timeout, 4.096 us times 2 to the code: 16.4 us, below the 32 us in which a loss is to be found and
+/// above the longest round trip.
+const TIMEOUT: u8 = 2;
+/// Round trips of the wire in us.
+pub const ROUND_TRIPS: [u64; 2] = [4, 10];
+/// Losses in per cent, as ids have them.
+pub const LOSSES: [(&str, f64); 3] = [("0p1", 0.1), ("1", 1.0), ("5", 5.0)];
+
+/// Id of a loss and a round trip.
+pub fn id(loss: &str, round_trip: u64) -> String {
+    if round_trip == ROUND_TRIPS[0] { format!("loss_{loss}") } else { format!("loss_{loss}_{round_trip}us") }
+}
+
+/// The share of the goodput without loss, in per cent, that go-back-N can reach.
+pub fn bound(percent: f64, round_trip: u64, timeouts: bool) -> f64 {
+    let (p, packet) = (percent / 100.0, (MTU + OVERHEAD) as f64 * BYTE);
+    let w = (round_trip * US) as f64 / packet;
+    let t = (4_096_000u64 << TIMEOUT) as f64 / packet;
+    let time = if timeouts {
+        1.0 + p * ((1.0 - p) * w + p * t) + p * p * t / (1.0 - p)
+    } else {
+        1.0 + p * w / (1.0 - p)
+    };
+    100.0 / time
+}
+
+/// Everything measured here, what takes longest first.
+pub fn jobs() -> Vec<Job> {
+    let all = ROUND_TRIPS.iter().flat_map(|rtt| LOSSES.iter().map(move |(name, loss)| (name, *loss, *rtt)));
+    all.map(|(name, loss, rtt)| Job::of(&id(name, rtt), move |id| lossy(id, loss, rtt))).collect()
+}
+
+fn lossy(id: &str, percent: f64, round_trip: u64) -> Figure {
+    let faults = [Faults::loss(percent / 100.0); 2];
+    let wire = wire::Config { delay: round_trip * US / 2, faults, ..wire::Config::default() };
+    let mut cards = Cards::new(id, &Setup { wire, timeout: TIMEOUT, ..Setup::new(1, PathMtu::Mtu4096) });
+    let mut work = Work::new(&cards, A, 4);
+    let request = |_, i: usize| Request { at: i % 8 * LONGEST, length: LONGEST, read: false };
+    // once the beginning is over, and when enough was sent
+    let mut marks = Vec::new();
+    while marks.len() < 2 {
+        work.post(usize::MAX, request);
+        cards.pass();
+        work.poll();
+        if cards.sent(A) >= [PACKETS / 20, PACKETS / 20 + PACKETS][marks.len()] {
+            marks.push((cards.story.now(), work.done(), cards.sent(A)));
+        }
+    }
+    while !work.is_over() {
+        cards.pass();
+        work.poll();
+    }
+    let [(from, before, first), (to, after, last)] = marks[..] else { unreachable!("two marks") };
+    let rate = ((after - before) * LONGEST * 8) as f64 / (to - from) as f64 * 1000.0;
+    let value = 100.0 * rate / goodput_bound(LONGEST, MTU, false);
+    let timeouts = cards.story.stage_counter(0, StageCounter::TimeoutEvents);
+    cards.tell_stalls(id);
+    let counted = percent >= 5.0;
+    let (sent, seed) = (last - first, sim::story::seed());
+    let context = format!(
+        "{percent} % lost each way, wire RTT {round_trip} us, WRITEs of 64 KiB, 1 QP, MTU {MTU}, timeout 16.4 us, seed {seed}; \
+         {sent} packets sent, {timeouts} timeouts; bound {} timeouts",
+        if counted { "with" } else { "without" }
+    );
+    Figure {
+        id: id.into(),
+        value,
+        unit: "% of lossless",
+        bound: bound(percent, round_trip, counted),
+        context,
+    }
+}

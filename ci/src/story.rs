@@ -85,7 +85,21 @@ const WIDE: &[(&str, &[&str])] = &[
     ("atomic_stories", &["many_atomics_of_several_qps_on_one_counter_give_every_number_once"]),
     ("inline_stories", &["inline_data_that_was_lost_is_sent_again_as_it_was_posted"]),
     ("push_stories", &["every_operation_that_fits_is_pushed_and_does_what_it_does_from_the_ring"]),
-    ("hostile_completer", &["a_read_of_payload_that_fails_in_the_middle_of_a_gather_ends_that_write_alone"]),
+    (
+        "hostile_completer",
+        &[
+            "a_hostile_completer_costs_the_qp_that_it_hits_and_nobody_else",
+            "bad_answers_to_any_read_of_both_cards_at_once_leave_cards_that_work",
+            "a_read_of_payload_that_fails_in_the_middle_of_a_gather_ends_that_write_alone",
+        ],
+    ),
+    (
+        "golden",
+        &[
+            "the_card_sends_the_same_bytes_for_the_same_work",
+            "the_card_answers_captured_requests_as_the_kernel_did",
+        ],
+    ),
     ("against_peer", &["random_programs_end_as_written_at_both_ends"]),
 ];
 

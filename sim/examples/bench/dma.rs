@@ -127,7 +127,13 @@ fn share(id: &str, read: bool, framing: u64) -> Figure {
     let most = PCIE_MBPS as f64 / 1000.0 * 256.0 / (256 + framing) as f64;
     let what = if read { "reads of 4 KiB, MRRS 512, completions" } else { "writes of 4 KiB, TLPs" };
     let context = format!("{what} of 256 bytes, 512 bit; {rate:.2} of {most:.2} Gb/s");
-    Figure { id: id.into(), value: 100.0 * rate / most, unit: "% of the TLP bound", bound: 100.0, context }
+    Figure {
+        id: id.into(),
+        value: 100.0 * rate / most,
+        unit: "% of the TLP bound".into(),
+        bound: 100.0,
+        context,
+    }
 }
 
 struct Bench {

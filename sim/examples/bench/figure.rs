@@ -7,7 +7,7 @@
 //! that are the same on every machine; those of the machine's clock or of the compiler are not ([`Figure::is_exact`]).
 
 use serde_json::Value;
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 /// Something measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub struct Figure {
     /// What was measured.
     pub value: f64,
     /// Of what.
-    pub unit: &'static str,
+    pub unit: String,
     /// What no card can pass, or what it should not pass: see the file that measures it. 0: none is known.
     pub bound: f64,
     /// Under which conditions.
@@ -131,28 +131,34 @@ pub fn json(figures: &[Figure]) -> String {
     format!("[\n{}\n]\n", entries.join(",\n"))
 }
 
-/// The entries of such a file, by id.
-pub fn read(path: &Path) -> BTreeMap<String, Value> {
+/// The figures of such a file.
+pub fn read(path: &Path) -> Vec<Figure> {
     let text =
         std::fs::read_to_string(path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()));
     let entries: Vec<Value> =
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let id = |entry: &Value| entry["id"].as_str().expect("an entry has an id").to_owned();
-    entries.into_iter().map(|entry| (id(&entry), entry)).collect()
+    let text = |entry: &Value, key: &str| entry[key].as_str().expect("a text").to_owned();
+    let number = |entry: &Value, key: &str| entry[key].as_f64().expect("a number");
+    entries
+        .iter()
+        .map(|entry| Figure {
+            id: text(entry, "id"),
+            value: number(entry, "value"),
+            unit: text(entry, "unit"),
+            bound: number(entry, "bound"),
+            context: text(entry, "context"),
+        })
+        .collect()
 }
 
 /// What is committed of a figure, if that is another or nothing.
-pub fn differs(figure: &Figure, committed: &BTreeMap<String, Value>) -> Option<String> {
-    let now: Value = serde_json::from_str(&figure.entry()).expect("an entry is JSON");
-    match committed.get(&figure.id) {
-        Some(before) if *before == now => None,
+pub fn differs(figure: &Figure, committed: &[Figure]) -> Option<String> {
+    let told = |figure: &Figure| format!("{:.3} of {:.3} ({})", figure.value, figure.bound, figure.context);
+    match committed.iter().find(|before| before.id == figure.id) {
+        Some(before) if before.entry() == figure.entry() => None,
         Some(before) => {
-            Some(format!("{}: {} is committed, {} is measured", figure.id, told(before), told(&now)))
+            Some(format!("{}: {} is committed, {} is measured", figure.id, told(before), told(figure)))
         }
-        None => Some(format!("{}: nothing is committed, {} is measured", figure.id, told(&now))),
+        None => Some(format!("{}: nothing is committed, {} is measured", figure.id, told(figure))),
     }
-}
-
-fn told(entry: &Value) -> String {
-    format!("{} of {} ({})", entry["value"], entry["bound"], entry["context"].as_str().unwrap_or_default())
 }

@@ -48,7 +48,7 @@ pub fn jobs() -> Vec<Job> {
             let cycles = |id: &str, value: u64, bound: u64| Figure {
                 id: id.into(),
                 value: value as f64,
-                unit: "cycles",
+                unit: "cycles".into(),
                 bound: bound as f64,
                 context: conditions.clone(),
             };
@@ -62,7 +62,7 @@ pub fn jobs() -> Vec<Job> {
             let worst = spans(true);
             let context =
                 format!("64 inline bytes, idle cards, the worst of {SAMPLES}; {} reads", worst.reads);
-            Figure { id: id.into(), value: worst.to_wire as f64, unit: "cycles", bound: 40.0, context }
+            Figure { id: id.into(), value: worst.to_wire as f64, unit: "cycles".into(), bound: 40.0, context }
         }),
         Job::new(&[PINGPONGS[0]], || pingpong(PINGPONGS[0], false)),
         Job::new(&[PINGPONGS[1]], || pingpong(PINGPONGS[1], true)),
@@ -202,7 +202,7 @@ fn pingpong(id: &str, busy: bool) -> Vec<Figure> {
     let context = format!(
         "64 bytes, pushed, {beside}, no CPU time; the median of {ROUNDS} halves of round trips; least {least}, 99 % {nearly}, most {most}"
     );
-    let mut figures = vec![Figure { id: id.into(), value: at(50), unit: "ns", bound, context }];
+    let mut figures = vec![Figure { id: id.into(), value: at(50), unit: "ns".into(), bound, context }];
     let mut classes: BTreeMap<u64, usize> = BTreeMap::new();
     for half in &halves {
         *classes.entry(half / CLASS * CLASS / 1000).or_default() += 1;
@@ -210,7 +210,7 @@ fn pingpong(id: &str, busy: bool) -> Vec<Figure> {
     figures.extend(classes.into_iter().map(|(from, count)| Figure {
         id: class_id(id, from),
         value: count as f64,
-        unit: "round trips",
+        unit: "round trips".into(),
         bound: 0.0,
         context: format!("their halves took {from} to {} ns", from + CLASS / 1000),
     }));

@@ -95,7 +95,7 @@ fn lossy(id: &str, percent: f64, round_trip: u64) -> Figure {
     Figure {
         id: id.into(),
         value,
-        unit: "% of lossless",
+        unit: "% of lossless".into(),
         bound: bound(percent, round_trip, counted),
         context,
     }

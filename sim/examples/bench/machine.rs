@@ -25,7 +25,7 @@ pub fn jobs() -> Vec<Job> {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let value = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a number");
         let context = "two cards with PCIe models, both send".into();
-        Figure { id: id.into(), value, unit: "kcycles per CPU-second", bound, context }
+        Figure { id: id.into(), value, unit: "kcycles per CPU-second".into(), bound, context }
     };
     vec![
         Job::of("sim_kcycles_512", move |id| speed(id, "full", 0.0)),
@@ -71,7 +71,7 @@ fn instructions() -> Vec<Figure> {
             let mut words = head.split_whitespace();
             let (id, value) = (words.next()?.into(), words.next()?.parse().ok()?);
             let context = format!("{what}, BAR backed by memory");
-            Some(Figure { id, value, unit: "instructions", bound: 0.0, context })
+            Some(Figure { id, value, unit: "instructions".into(), bound: 0.0, context })
         })
         .collect();
     assert!(!figures.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));

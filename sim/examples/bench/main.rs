@@ -1,7 +1,7 @@
 //! What two 512-bit cards do at 100 Gb/s, beside what is possible and what others do.
 //!
 //! ```text
-//! cargo ci bench [--update | ID...]
+//! cargo ci bench [--update] [ID...]
 //!   jobs: throughput, latency, loss, dma, machine > figures > table on stdout, target/bench.json, target/bench/*.svg
 //!                                                           > docs/bench: the same, committed (--update)
 //! ```
@@ -20,7 +20,7 @@ mod throughput;
 
 use figure::Figure;
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{
@@ -86,17 +86,15 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     assert_eq!(sim::story::config().name, "full", "set VERBENA_CONFIG=full");
-    let update = asked == ["--update"];
-    if update {
-        asked.clear();
-    }
+    let before = asked.len();
+    asked.retain(|word| word != "--update");
+    let update = asked.len() < before;
     // the longest first; those of the machine last and alone
     let simulated = [loss::jobs(), throughput::jobs(), dma::jobs(), latency::jobs()];
     let mut jobs: Vec<Job> = simulated.into_iter().flatten().collect();
     let mut own = machine::jobs();
-    let known = |id: &String| jobs.iter().chain(&own).any(|job| job.ids.contains(id));
-    if let Some(unknown) = asked.iter().find(|id| !known(id)) {
-        let ids: Vec<&str> = jobs.iter().chain(&own).flat_map(|job| &job.ids).map(String::as_str).collect();
+    let ids: Vec<String> = jobs.iter().chain(&own).flat_map(|job| job.ids.clone()).collect();
+    if let Some(unknown) = asked.iter().find(|id| !ids.contains(id)) {
         eprintln!("error: there is no figure {unknown}; there are {}", ids.join(", "));
         return ExitCode::from(2);
     }
@@ -106,37 +104,56 @@ fn main() -> ExitCode {
     sim::story::model();
     let mut figures = work(&jobs);
     own.iter().for_each(|job| figures.extend((job.run)()));
-    // classes of a histogram are for its picture
-    let told = |figure: &&Figure| !figure.id.contains("_at_");
-    let table: Vec<String> = figures.iter().filter(told).map(Figure::row).collect();
-    let table = format!("{CONDITIONS}\n\n{}\n{}\n", figure::HEAD, table.join("\n"));
-    println!("{table}");
 
-    let target = sim::story::folder().parent().expect("the target folder").to_owned();
     let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/bench");
+    let target = sim::story::folder().parent().expect("the target folder").to_owned();
     write(&target.join("bench.json"), &figure::json(&figures));
-    let values: BTreeMap<String, f64> =
-        figures.iter().map(|figure| (figure.id.clone(), figure.value)).collect();
-    let exact: Vec<Figure> = figures.iter().filter(|figure| figure.is_exact()).cloned().collect();
+    let committed = figure::read(&docs.join("figures.json"));
+    let measured: BTreeSet<&str> = jobs.iter().flat_map(|job| &job.ids).map(String::as_str).collect();
     if update {
-        plot::draw(&docs, &values);
-        write(&docs.join("figures.json"), &figure::json(&exact));
-        write(&docs.join("table.md"), &format!("<!-- made by cargo ci bench --update -->\n\n{table}"));
+        let kept = |figure: &Figure| {
+            !measured.contains(base(&figure.id)) && ids.iter().any(|id| id == base(&figure.id))
+        };
+        figures.extend(committed.into_iter().filter(kept));
+        figures.sort_by_key(|figure| ids.iter().position(|id| id == base(&figure.id)));
+        plot::draw(&docs, &figures);
+        write(&docs.join("figures.json"), &figure::json(&figures));
+        write(
+            &docs.join("table.md"),
+            &format!("<!-- made by cargo ci bench --update -->\n\n{}", table(&figures)),
+        );
         return ExitCode::SUCCESS;
     }
+    println!("{}", table(&figures));
     if asked.is_empty() {
-        plot::draw(&target.join("bench"), &values);
+        plot::draw(&target.join("bench"), &figures);
     }
-    let committed = figure::read(&docs.join("figures.json"));
-    let mut wrong: Vec<String> =
-        exact.iter().filter_map(|figure| figure::differs(figure, &committed)).collect();
-    let measured = |id: &String| exact.iter().any(|figure| figure.id == *id);
-    let gone = committed.keys().filter(|id| asked.is_empty() && !measured(id));
-    wrong.extend(gone.map(|id| format!("{id}: committed, but not measured")));
+    let exact = || figures.iter().filter(|figure| figure.is_exact());
+    let mut wrong: Vec<String> = exact().filter_map(|figure| figure::differs(figure, &committed)).collect();
+    let gone = |figure: &&Figure| {
+        (asked.is_empty() || measured.contains(base(&figure.id))) && exact().all(|now| now.id != figure.id)
+    };
+    wrong.extend(
+        committed.iter().filter(gone).map(|figure| format!("{}: committed, but not measured", figure.id)),
+    );
     if wrong.is_empty() {
         return ExitCode::SUCCESS;
     }
     let list = wrong.join("\n  ");
-    eprintln!("differ from docs/bench/figures.json (cargo ci bench --update writes it anew):\n  {list}");
+    eprintln!(
+        "differ from docs/bench/figures.json (cargo ci bench --update [ID...] writes them anew):\n  {list}"
+    );
     ExitCode::FAILURE
+}
+
+/// The id of the job's figure: of a class of a histogram, that of the histogram.
+fn base(id: &str) -> &str {
+    id.split_once("_at_").map_or(id, |(base, _)| base)
+}
+
+/// The table, with its conditions; classes of a histogram are for its picture.
+fn table(figures: &[Figure]) -> String {
+    let rows: Vec<String> =
+        figures.iter().filter(|figure| base(&figure.id) == figure.id).map(Figure::row).collect();
+    format!("{CONDITIONS}\n\n{}\n{}\n", figure::HEAD, rows.join("\n"))
 }

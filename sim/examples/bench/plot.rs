@@ -2,7 +2,7 @@
 //!
 //! In: figures by id. Out: an SVG each, the same bytes for the same figures; none for a picture that lacks a figure.
 
-use crate::{latency, loss, throughput};
+use crate::{figure::Figure, latency, loss, throughput};
 use plotters::{
     coord::{Shift, ranged1d::ValueFormatter, types::RangedCoordf64},
     prelude::*,
@@ -18,7 +18,8 @@ const SIZE: (u32, u32) = (760, 420);
 const COLOURS: [RGBColor; 3] = [RGBColor(200, 60, 50), RGBColor(50, 100, 190), RGBColor(60, 140, 80)];
 
 /// Draws what can be drawn into `folder`.
-pub fn draw(folder: &Path, figures: &Figures) {
+pub fn draw(folder: &Path, figures: &[Figure]) {
+    let figures: &Figures = &figures.iter().map(|figure| (figure.id.clone(), figure.value)).collect();
     std::fs::create_dir_all(folder).unwrap_or_else(|error| panic!("make {}: {error}", folder.display()));
     for (name, picture) in [
         ("goodput.svg", goodput as fn(&Canvas<'_>, &Figures) -> Outcome),

@@ -107,7 +107,7 @@ fn goodput(id: &str, mtu: PathMtu, length: usize, offset: usize, read: bool, fro
     let offset = if offset > 0 { format!(", offset {offset}") } else { String::new() };
     let context =
         format!("{what} of {length} bytes{offset}, 1 QP, MTU {}, 1 in {list} signalled{sides}", mtu.bytes());
-    Figure { id: id.into(), value, unit: "Gb/s", bound, context }
+    Figure { id: id.into(), value, unit: "Gb/s".into(), bound, context }
 }
 
 fn rate(id: &str, qps: usize, length: usize, read: bool) -> Figure {
@@ -121,5 +121,11 @@ fn rate(id: &str, qps: usize, length: usize, read: bool) -> Figure {
     let (what, qps) =
         (if read { "READs" } else { "WRITEs" }, if qps == 1 { "1 QP".into() } else { format!("{qps} QPs") });
     let context = format!("{what} of {length} bytes, {qps}, MTU 1024, 1 in 16 signalled");
-    Figure { id: id.into(), value: packets / 1e6, unit: "M/s", bound: rate_bound(length, read), context }
+    Figure {
+        id: id.into(),
+        value: packets / 1e6,
+        unit: "M/s".into(),
+        bound: rate_bound(length, read),
+        context,
+    }
 }

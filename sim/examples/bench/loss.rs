@@ -28,9 +28,9 @@ use sim::{
 const PACKETS: usize = 100_000;
 /// Path MTU in bytes.
 const MTU: usize = 4096;
-/// Code of the transport timeout, 4.096 us times 2 to the code: 16.4 us, below the 32 us in which a loss is to be found and
-/// above the longest round trip.
-const TIMEOUT: u8 = 2;
+/// Code of the transport timeout, 4.096 us times 2 to the code, of each round trip: the shortest above the time from a packet to
+/// its ACK, with PCIe and the cards; at most the 32.8 us in which a loss is to be found.
+const TIMEOUTS: [u8; 2] = [2, 3];
 /// Round trips of the wire in us.
 pub const ROUND_TRIPS: [u64; 2] = [4, 10];
 /// Losses in per cent, as ids have them.
@@ -41,11 +41,21 @@ pub fn id(loss: &str, round_trip: u64) -> String {
     if round_trip == ROUND_TRIPS[0] { format!("loss_{loss}") } else { format!("loss_{loss}_{round_trip}us") }
 }
 
+/// Index of a round trip.
+fn index(round_trip: u64) -> usize {
+    usize::from(round_trip != ROUND_TRIPS[0])
+}
+
+/// The transport timeout of a round trip in ps.
+fn timeout(round_trip: u64) -> u64 {
+    4_096_000 << TIMEOUTS[index(round_trip)]
+}
+
 /// The share of the goodput without loss, in per cent, that go-back-N can reach.
 pub fn bound(percent: f64, round_trip: u64, timeouts: bool) -> f64 {
     let (p, packet) = (percent / 100.0, (MTU + OVERHEAD) as f64 * BYTE);
     let w = (round_trip * US) as f64 / packet;
-    let t = (4_096_000u64 << TIMEOUT) as f64 / packet;
+    let t = timeout(round_trip) as f64 / packet;
     let time = if timeouts {
         1.0 + p * ((1.0 - p) * w + p * t) + p * p * t / (1.0 - p)
     } else {
@@ -63,7 +73,10 @@ pub fn jobs() -> Vec<Job> {
 fn lossy(id: &str, percent: f64, round_trip: u64) -> Figure {
     let faults = [Faults::loss(percent / 100.0); 2];
     let wire = wire::Config { delay: round_trip * US / 2, faults, ..wire::Config::default() };
-    let mut cards = Cards::new(id, &Setup { wire, timeout: TIMEOUT, ..Setup::new(1, PathMtu::Mtu4096) });
+    let mut cards = Cards::new(
+        id,
+        &Setup { wire, timeout: TIMEOUTS[index(round_trip)], ..Setup::new(1, PathMtu::Mtu4096) },
+    );
     let mut work = Work::new(&cards, A, 4);
     let request = |_, i: usize| Request { at: i % 8 * LONGEST, length: LONGEST, read: false };
     // once the beginning is over, and when enough was sent
@@ -88,8 +101,9 @@ fn lossy(id: &str, percent: f64, round_trip: u64) -> Figure {
     let counted = percent >= 5.0;
     let (sent, seed) = (last - first, sim::story::seed());
     let context = format!(
-        "{percent} % lost each way, wire RTT {round_trip} us, WRITEs of 64 KiB, 1 QP, MTU {MTU}, timeout 16.4 us, seed {seed}; \
-         {sent} packets sent, {timeouts} timeouts; bound {} timeouts",
+        "{percent} % lost each way, wire RTT {round_trip} us, WRITEs of 64 KiB, 1 QP, MTU {MTU}, timeout {:.1} us, \
+         seed {seed}; {sent} packets sent, {timeouts} timeouts in all, its end included; bound {} timeouts",
+        timeout(round_trip) as f64 / US as f64,
         if counted { "with" } else { "without" }
     );
     Figure {

@@ -60,12 +60,13 @@ fn lines(
     caption: &str,
     (x, x_name): (Range<f64>, &str),
     (y, y_name): (Range<f64>, &str),
-    x_label: impl Fn(&f64) -> String,
+    (base, x_label): (f64, impl Fn(&f64) -> String),
+    position: SeriesLabelPosition,
     lines: Vec<Line>,
 ) -> Outcome {
     let mut chart = ChartBuilder::on(canvas);
     chart.caption(caption, ("sans-serif", 17)).margin(12).x_label_area_size(42).y_label_area_size(52);
-    let mut chart = chart.build_cartesian_2d(x.log_scale(), y)?;
+    let mut chart = chart.build_cartesian_2d(x.log_scale().base(base), y)?;
     mesh(&mut chart, x_name, y_name, x_label)?;
     for Line { name, colour, points, bound } in lines {
         let style = if bound { colour.mix(0.6).stroke_width(1) } else { colour.stroke_width(2) };
@@ -75,7 +76,7 @@ fn lines(
             chart.draw_series(points.iter().map(|point| Circle::new(*point, 3, colour.filled())))?;
         }
     }
-    legend(&mut chart)
+    legend(&mut chart, position)
 }
 
 type Chart<'a, 'b, X> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, RangedCoordf64>>;
@@ -90,9 +91,12 @@ where
     Ok(mesh.draw()?)
 }
 
-fn legend<'a, 'b: 'a, X: Ranged<ValueType = f64>>(chart: &mut Chart<'a, 'b, X>) -> Outcome {
+fn legend<'a, 'b: 'a, X: Ranged<ValueType = f64>>(
+    chart: &mut Chart<'a, 'b, X>,
+    position: SeriesLabelPosition,
+) -> Outcome {
     let mut labels = chart.configure_series_labels();
-    labels.position(SeriesLabelPosition::LowerRight).background_style(WHITE.mix(0.8));
+    labels.position(position).background_style(WHITE.mix(0.8));
     Ok(labels.border_style(BLACK.mix(0.3)).draw()?)
 }
 
@@ -122,7 +126,15 @@ fn goodput(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
         });
     }
     let caption = "Goodput of WRITEs, one QP, 100 Gb/s, 512 bit at 250 MHz";
-    lines(canvas, caption, (64.0..65536.0, "bytes of a message"), (0.0..100.0, "Gb/s"), bytes, all)
+    lines(
+        canvas,
+        caption,
+        (64.0..65536.0, "bytes of a message"),
+        (0.0..100.0, "Gb/s"),
+        (2.0, bytes),
+        SeriesLabelPosition::LowerRight,
+        all,
+    )
 }
 
 fn rate(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
@@ -144,7 +156,8 @@ fn rate(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
         caption,
         (8.0..1024.0, "bytes of a message"),
         (0.0..130.0, "millions per second"),
-        bytes,
+        (2.0, bytes),
+        SeriesLabelPosition::UpperRight,
         all,
     )
 }
@@ -175,7 +188,7 @@ fn histogram(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
             .label(name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 18, y + 4)], colour.filled()));
     }
-    legend(&mut chart)
+    legend(&mut chart, SeriesLabelPosition::UpperMiddle)
 }
 
 fn lossy(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
@@ -198,5 +211,13 @@ fn lossy(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
     }
     let caption = "Goodput of one QP under loss each way, MTU 4096, of that without loss";
     let percent = |p: &f64| format!("{p} %");
-    lines(canvas, caption, (0.05..10.0, "packets lost"), (0.0..100.0, "%"), percent, all)
+    lines(
+        canvas,
+        caption,
+        (0.05..10.0, "packets lost"),
+        (0.0..100.0, "%"),
+        (10.0, percent),
+        SeriesLabelPosition::LowerLeft,
+        all,
+    )
 }

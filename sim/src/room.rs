@@ -1,7 +1,7 @@
 //! The room: cards, the wire between them, and the one clock that all share.
 //!
 //! ```text
-//!  card 0 ──▶ Wire (side A) ──▶ card 1, or a plain-Rust endpoint (crate peer)
+//!  card 0 ──▶ Wire (side A) ──▶ card 1, or a plain-Rust endpoint (crate peer), or a port to the outside
 //!         ◀──               ◀──
 //! ```
 //!
@@ -71,6 +71,14 @@ impl Peer {
     }
 }
 
+/// Side B is a port: others take what leaves the wire there, and bring what enters it.
+#[derive(Default)]
+struct Port {
+    departed: Vec<Frame>,
+    /// When its line is free.
+    free: u64,
+}
+
 /// A frame as it passed an end of the wire.
 #[derive(Clone, Debug)]
 pub struct Sight {
@@ -94,6 +102,7 @@ struct TlpLog {
 pub struct Room {
     cards: Vec<Card>,
     peer: Option<Peer>,
+    port: Option<Port>,
     wire: Wire,
     wire_due: u64,
     now: u64,
@@ -132,6 +141,7 @@ impl Room {
         Ok(Self {
             cards,
             peer: None,
+            port: None,
             wire: Wire::new(&wire::Config { seed, ..config.wire }),
             wire_due: NEVER,
             now: 0,
@@ -186,6 +196,34 @@ impl Room {
         &mut peer.endpoint
     }
 
+    /// Opens side B to the outside, in place of a second card.
+    ///
+    /// # Panics
+    /// Side B has a card or an endpoint.
+    pub fn open_port(&mut self) {
+        assert!(self.cards.len() == 1 && self.peer.is_none(), "side B of the wire is taken");
+        self.port = Some(Port::default());
+    }
+
+    /// A frame without FCS comes in through the port, behind those before it.
+    ///
+    /// # Errors
+    /// The capture cannot be written.
+    ///
+    /// # Panics
+    /// There is no port.
+    pub fn arrive(&mut self, frame: &[u8]) -> Result<(), Error> {
+        let port = self.port.as_mut().expect("a port was opened");
+        let frame = Frame::new(sealed(frame.to_vec()), self.now.max(port.free), self.line_rate);
+        port.free = frame.end + line_time(GAP_BYTES, self.line_rate);
+        self.send(1, frame)
+    }
+
+    /// The frames that have left the wire through the port since they were last taken.
+    pub fn take_departed(&mut self) -> Vec<Frame> {
+        self.port.as_mut().map_or_else(Vec::new, |port| std::mem::take(&mut port.departed))
+    }
+
     /// Simulated time in ps.
     pub fn now(&self) -> u64 {
         self.now
@@ -229,11 +267,7 @@ impl Room {
     /// # Errors
     /// The capture cannot be written.
     pub fn inject(&mut self, from: Side, frame: &[u8]) -> Result<(), Error> {
-        let mut bytes = frame.to_vec();
-        bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
-        let check = fcs(&bytes);
-        bytes.extend_from_slice(&check);
-        self.inject_raw(from, bytes)
+        self.inject_raw(from, sealed(frame.to_vec()))
     }
 
     /// Bytes enter the wire as a frame, FCS included or not, at an end without a card, now.
@@ -492,7 +526,11 @@ impl Room {
                 match (self.cards.get_mut(end), &mut self.peer) {
                     (Some(card), _) => card.receive(delivery.frame),
                     (None, Some(peer)) => peer.arriving.push_back((delivery.frame.end, delivery.frame)),
-                    (None, None) => {}
+                    (None, None) => {
+                        if let Some(port) = &mut self.port {
+                            port.departed.push(delivery.frame);
+                        }
+                    }
                 }
             }
         }
@@ -520,15 +558,20 @@ impl Room {
         }
         match peer.endpoint.poll_transmit(now) {
             None => peer.eager = false,
-            Some(mut bytes) => {
-                bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
-                let check = fcs(&bytes);
-                bytes.extend_from_slice(&check);
-                let frame = Frame::new(bytes, now, self.line_rate);
+            Some(bytes) => {
+                let frame = Frame::new(sealed(bytes), now, self.line_rate);
                 peer.free = frame.end + line_time(GAP_BYTES, self.line_rate);
                 // A capture that cannot be written is told at the next frame of a card, or at the end.
                 let _ = self.send(1, frame);
             }
         }
     }
+}
+
+/// A frame without FCS as it goes onto the line: padded to the shortest, with its FCS.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes.resize(bytes.len().max(wire::MIN_FRAME - 4), 0);
+    let check = fcs(&bytes);
+    bytes.extend_from_slice(&check);
+    bytes
 }

@@ -19,6 +19,7 @@
 //! without limit), never changes a byte except by [`Fault::Corrupted`].
 
 pub mod cmac;
+pub mod dgram;
 pub mod xgmii;
 
 use rand_chacha::{

@@ -7,8 +7,9 @@
 //!
 //! In: what the cards and the wire are. Out: vfio-user sockets in `$VERBENA_RUN` until SIGINT or SIGTERM, then closed
 //! captures, logs and waves. `--json`: one line when ready, one with the figures at the end. With `--capture -` stdout
-//! is the capture, for `verbena sim --capture - | wireshark -k -i -`, and the lines go to stderr. A card that broke a
-//! rule of PCI Express or of the line ends in exit code 1.
+//! is the capture, for `verbena sim --capture - | wireshark -k -i -`, and the lines go to stderr. With `--dgram` the other
+//! end of the wire is QEMU's, so that a real kernel is the peer. A card that broke a rule of PCI Express or of the line
+//! ends in exit code 1.
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
@@ -16,11 +17,11 @@ use sim::{
     card::{CardConfig, CardModel},
     room::{Room, RoomConfig},
     server::{Server, Summary},
-    wire::{self, Faults},
+    wire::{self, Faults, dgram::Dgram},
 };
 use std::{
     io::{IsTerminal, Read, Write},
-    net::Ipv4Addr,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
     sync::atomic::{AtomicBool, Ordering},
@@ -33,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The cards and the wire.
 #[derive(Debug, Args)]
 pub struct SimArgs {
-    /// Cards: 1 or 2; default: as many as --card describes, but at least 2.
+    /// Cards: 1 or 2; default: as many as --card describes, but at least 2; with --dgram 1.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=2))]
     cards: Option<u8>,
     /// A card, first card0: mac=02:00:00:00:00:0a,ip=10.0.0.1,mtu=4200; every part may be left out.
@@ -54,6 +55,10 @@ pub struct SimArgs {
     /// One-way delay of the wire in nanoseconds of simulated time.
     #[arg(long, value_name = "NS", default_value_t = 500)]
     delay: u64,
+    /// The wire's other end is a UDP port that takes frames at LOCAL and sends them to REMOTE, such as
+    /// 127.0.0.1:7700,127.0.0.1:7701: what QEMU's `-netdev dgram` speaks.
+    #[arg(long, value_name = "LOCAL,REMOTE")]
+    dgram: Option<Addresses>,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -92,6 +97,19 @@ impl FromStr for Share {
         } else {
             Err("a share is from 0 to 1, or 0% to 100%".into())
         }
+    }
+}
+
+/// Two addresses of a UDP port: this side's and the other's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Addresses(SocketAddr, SocketAddr);
+
+impl FromStr for Addresses {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split_once(',').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        let (local, remote) = parts.ok_or_else(|| format!("`{text}` is not ADDRESS:PORT,ADDRESS:PORT"))?;
+        Ok(Self(local, remote))
     }
 }
 
@@ -151,7 +169,9 @@ pub fn is_ending() -> bool {
 
 impl SimArgs {
     fn configuration(&self) -> anyhow::Result<RoomConfig> {
-        let count = self.cards.map_or(self.card.len().max(2), usize::from);
+        let usual = self.card.len().max(if self.dgram.is_some() { 1 } else { 2 });
+        let count = self.cards.map_or(usual, usize::from);
+        ensure!(self.dgram.is_none() || count == 1, "with --dgram the wire has one card");
         if self.card.len() > count || count > 2 {
             bail!("{} cards are described; a wire has two ends and --cards says {count}", self.card.len());
         }
@@ -247,7 +267,14 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     room.power_on()?;
     let clocks: u64 = room.cards().iter().map(sim::card::Card::clocks).sum();
     let rate = clocks as f64 / cards.len() as f64 / start.elapsed().as_secs_f64().max(1e-6);
-    let server = Server::start(room, &host::run_directory())?;
+    let port = args.dgram.map(|Addresses(local, remote)| {
+        Dgram::open(local, remote).with_context(|| format!("wait for frames at {local}"))
+    });
+    let port = port.transpose()?;
+    let mut server = Server::start(room, &host::run_directory())?;
+    if let Some(port) = port {
+        server.open_port(port);
+    }
     announce(args, &cards, &server, rate)?;
     let start = Instant::now();
     if args.until_eof {
@@ -352,6 +379,15 @@ mod tests {
         assert_eq!(card, CardParts { mac: Some([2, 0, 0, 0, 1, 0x0c]), ip: None, mtu: Some(1500) });
         for bad in ["mac", "mac=1", "mac=01:00:00:00:00:00", "ip=::1", "mtu=100", "mtu=9217", "color=red"] {
             assert!(bad.parse::<CardParts>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_port_to_qemu_has_two_addresses_and_its_wire_one_card() {
+        let addresses: Addresses = "127.0.0.1:7700,127.0.0.1:7701".parse().expect("well formed");
+        assert_eq!((addresses.0.port(), addresses.1.port()), (7700, 7701));
+        for bad in ["", "127.0.0.1:7700", "127.0.0.1,127.0.0.1:7701", "7700,7701"] {
+            assert!(bad.parse::<Addresses>().is_err(), "{bad}");
         }
     }
 

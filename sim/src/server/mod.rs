@@ -3,6 +3,7 @@
 //! ```text
 //! client ── socket ── protocol thread ── requests ──▶ room thread: cards, wire, clock
 //! client ── socket ── protocol thread ──┘        ◀── answers, eventfds, the clients' memory
+//! QEMU ──── UDP ───── reader's thread ──┘        ──▶ UDP: frames, when side B of the wire is a port
 //! ```
 //!
 //! In: connections to `DIR/cardN.sock`. Out: PCI functions with regions, DMA, interrupts and reset, as the VFIO of a
@@ -19,7 +20,7 @@
 mod pace;
 mod protocol;
 
-use crate::{Error, room::Room};
+use crate::{Error, room::Room, wire::dgram::Dgram};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     fs, io,
@@ -47,6 +48,7 @@ pub struct Server {
     sockets: Vec<PathBuf>,
     requests: mpsc::Sender<pace::Request>,
     stopping: Arc<AtomicBool>,
+    port: Option<Dgram>,
     room: Option<JoinHandle<Result<Summary, Error>>>,
 }
 
@@ -125,6 +127,7 @@ impl Server {
             sockets: Vec::new(),
             requests: requests.clone(),
             stopping: stopping.clone(),
+            port: None,
             room: None,
         };
         for (card, shape) in room.cards().iter().map(protocol::Shape::of).enumerate() {
@@ -137,6 +140,22 @@ impl Server {
         }
         server.room = Some(std::thread::spawn(move || pace::run(room, &inbox)));
         Ok(server)
+    }
+
+    /// Makes side B of the wire a port: what leaves there goes out of `port`, what comes in enters there. A second card, or
+    /// an endpoint, has no port.
+    pub fn open_port(&mut self, port: Dgram) {
+        self.port = Some(port.clone());
+        let _ = self.requests.send(pace::Request::Port(port.clone()));
+        let (requests, stopping) = (self.requests.clone(), self.stopping.clone());
+        std::thread::spawn(move || {
+            while let Ok(frame) = port.receive() {
+                let ended = stopping.load(Ordering::Acquire);
+                if ended || (!frame.is_empty() && requests.send(pace::Request::Frame(frame)).is_err()) {
+                    return;
+                }
+            }
+        });
     }
 
     /// The sockets, one per card.
@@ -178,6 +197,9 @@ impl Server {
     fn close(&self) {
         self.stopping.store(true, Ordering::Release);
         let _ = self.requests.send(pace::Request::Stop);
+        if let Some(port) = &self.port {
+            port.wake();
+        }
         for socket in &self.sockets {
             // Wakes the thread that waits at the door.
             let _ = UnixStream::connect(socket);

@@ -1,6 +1,12 @@
 //! The thread that owns the room: requests in, time forward.
 
-use crate::{Error, card::CORE_PERIOD, memory::Boxed, room::Room, wire::Counters, wire::Side};
+use crate::{
+    Error,
+    card::CORE_PERIOD,
+    memory::Boxed,
+    room::Room,
+    wire::{Counters, Side, dgram::Dgram},
+};
 use pcie_sim::{Backing, Event, Permissions, ReadToken, config::Enumeration};
 use std::{
     io,
@@ -84,6 +90,10 @@ pub(super) enum Request {
         card: usize,
         reply: Reply<()>,
     },
+    /// Side B of the wire is a port from now on.
+    Port(Dgram),
+    /// A frame has come to it.
+    Frame(Vec<u8>),
     Summary(Sender<Summary>),
     Change(Box<dyn FnOnce(&mut Room) + Send>),
     Stop,
@@ -111,6 +121,7 @@ const MOST_VIOLATIONS: usize = 1000;
 struct Desk {
     reads: Vec<(usize, ReadToken, Reply<Vec<u8>>)>,
     resets: Vec<(usize, Reply<()>, bool)>,
+    port: Option<Dgram>,
     busy: u64,
     violations: Vec<String>,
 }
@@ -121,7 +132,7 @@ pub(super) fn run(mut room: Room, inbox: &Receiver<Request>) -> Result<Summary, 
     let mut quiet: Option<(Instant, u64)> = None;
     loop {
         while let Ok(request) = inbox.try_recv() {
-            if !desk.take(&mut room, request) {
+            if !desk.take(&mut room, request)? {
                 return desk.end(room);
             }
         }
@@ -153,7 +164,7 @@ pub(super) fn run(mut room: Room, inbox: &Receiver<Request>) -> Result<Summary, 
         room.run_to(passed.min(next.unwrap_or(u64::MAX)).max(room.now()))?;
         match request {
             Ok(request) => {
-                if !desk.take(&mut room, request) {
+                if !desk.take(&mut room, request)? {
                     return desk.end(room);
                 }
             }
@@ -211,6 +222,9 @@ impl Desk {
     fn attend(&mut self, room: &mut Room) {
         room.attend();
         self.gather(room);
+        if let Some(port) = &self.port {
+            room.take_departed().iter().for_each(|frame| port.send(frame));
+        }
         self.reads.retain(|(card, token, reply)| {
             match room.host(*card, |root, _| root.take_read(*token)) {
                 // A client that stopped waiting needs no answer.
@@ -233,7 +247,7 @@ impl Desk {
     }
 
     /// False: the end was asked for.
-    fn take(&mut self, room: &mut Room, request: Request) -> bool {
+    fn take(&mut self, room: &mut Room, request: Request) -> Result<bool, Error> {
         match request {
             Request::Read { card, bar, offset, length, reply } => {
                 let token = room.host(card, |root, now| root.mmio_read(now, bar, offset, length));
@@ -278,13 +292,18 @@ impl Desk {
                 self.reads.retain(|(of, ..)| *of != card);
                 self.resets.push((card, reply, true));
             }
+            Request::Port(port) => {
+                room.open_port();
+                self.port = Some(port);
+            }
+            Request::Frame(frame) => room.arrive(&frame)?,
             Request::Summary(reply) => {
                 let _ = reply.send(self.summary(room));
             }
             Request::Change(change) => change(room),
-            Request::Stop => return false,
+            Request::Stop => return Ok(false),
         }
-        true
+        Ok(true)
     }
 
     fn write_config(&mut self, room: &mut Room, card: usize, offset: u64, mut data: Vec<u8>) {

@@ -1,7 +1,7 @@
 //! Two processes find each other: one listens on TCP, the other connects; lines of connection data, then the QPs stand.
 //!
-//! Every wait is bounded by `--timeout`. A peer that goes away closes the TCP connection, which the waiting side
-//! sees.
+//! [`PeerArgs::establish`] is for two programs of ours, [`PeerArgs::introduce`] the exchange of `ibv_rc_pingpong`. Every
+//! wait is bounded by `--timeout`. A peer that goes away closes the TCP connection, which the waiting side sees.
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// How to reach the peer.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct PeerArgs {
     /// Card to use: sim:card0 or vfio:0000:01:00.0; default: the first.
     #[arg(short, long)]
@@ -36,9 +36,23 @@ pub struct PeerArgs {
     /// Seconds to wait for the peer or a completion before giving up.
     #[arg(long, default_value_t = 60)]
     pub timeout: u64,
+    /// First PSN of this side; any will do.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(..1 << 24))]
+    pub psn: Option<u32>,
 }
 
 use clap::builder::TypedValueParser as _;
+
+/// A QP in RESET and what belongs to it.
+pub struct Opened {
+    /// The QP.
+    pub qp: Qp,
+    /// Completions of sends and receives.
+    pub cq: Cq,
+    /// The protection domain of buffers.
+    pub pd: Pd,
+    own: Endpoint,
+}
 
 /// A connected QP and what belongs to it.
 pub struct Connection {
@@ -50,6 +64,8 @@ pub struct Connection {
     pub pd: Pd,
     /// For words beside the data.
     pub stream: TcpStream,
+    /// The peer ends its stream before its work.
+    pub alone: bool,
     timeout: Duration,
 }
 
@@ -61,7 +77,51 @@ impl PeerArgs {
         access: Access,
         prepare: impl FnOnce(&Pd, &Qp) -> anyhow::Result<()>,
     ) -> anyhow::Result<Connection> {
-        let timeout = Duration::from_secs(self.timeout.max(1));
+        let opened = self.open(depth)?;
+        let mut stream = self.meet()?;
+        opened.own.send(&mut stream)?;
+        let peer = Endpoint::receive(&mut stream)?;
+        opened.connect(&QpAttr { access, ..self.attributes(&opened, peer)? })?;
+        prepare(&opened.pd, &opened.qp)?;
+        Endpoint::send_done(&mut stream)?;
+        Endpoint::receive_done(&mut stream)?;
+        Ok(opened.connected(stream, self.wait()))
+    }
+
+    /// Connects a QP as `ibv_rc_pingpong` does, with the rights and READs of `as_in`: the connecting side tells first, and
+    /// when the listening side answers, its QP stands and `prepare` has posted its receives.
+    pub fn introduce(
+        &self,
+        opened: Opened,
+        mut stream: TcpStream,
+        as_in: &QpAttr,
+        prepare: impl FnOnce(&Opened) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Connection> {
+        let connect = |peer| {
+            let attr = self.attributes(&opened, peer)?;
+            let (max_rd_atomic, max_dest_rd_atomic) = (as_in.max_rd_atomic, as_in.max_dest_rd_atomic);
+            opened.connect(&QpAttr { access: as_in.access, max_rd_atomic, max_dest_rd_atomic, ..attr })?;
+            prepare(&opened)
+        };
+        if self.listen.is_some() {
+            connect(Endpoint::receive(&mut stream)?)?;
+            opened.own.send(&mut stream)?;
+            Endpoint::receive_done(&mut stream)?;
+        } else {
+            opened.own.send(&mut stream)?;
+            let peer = Endpoint::receive(&mut stream)?;
+            Endpoint::send_done(&mut stream)?;
+            connect(peer)?;
+        }
+        Ok(opened.connected(stream, self.wait()))
+    }
+
+    fn wait(&self) -> Duration {
+        Duration::from_secs(self.timeout.max(1))
+    }
+
+    /// Opens the card and makes a QP.
+    pub fn open(&self, depth: u32) -> anyhow::Result<Opened> {
         let address = match &self.device {
             Some(address) => address.clone(),
             None => DeviceAddress::first()?,
@@ -76,34 +136,37 @@ impl PeerArgs {
             ..QpInit::rc(&cq, &cq)
         };
         let qp = pd.create_qp(&init)?;
-        let mut stream = self.meet(timeout)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(timeout))?;
-        stream.set_write_timeout(Some(timeout))?;
         // any start will do; one that is not 0 shows the PSNs in a capture
-        let psn = std::process::id().wrapping_mul(0x9e37_79b1) & 0xff_ffff;
+        let psn = self.psn.unwrap_or(std::process::id().wrapping_mul(0x9e37_79b1) & 0xff_ffff);
         let own = Endpoint { qpn: qp.number(), psn, gid: context.gids()[0] };
-        own.send(&mut stream)?;
-        let peer = Endpoint::receive(&mut stream)?;
-        tracing::info!(own = own.line(), peer = peer.line(), "connection data");
+        Ok(Opened { qp, cq, pd, own })
+    }
+
+    fn attributes(&self, opened: &Opened, peer: Endpoint) -> anyhow::Result<QpAttr> {
+        tracing::info!(own = opened.own.line(), peer = peer.line(), "connection data");
         let path_mtu = PathMtu::ALL.iter().copied().find(|mtu| mtu.bytes() == self.mtu);
-        qp.connect_with(&QpAttr {
-            access,
+        Ok(QpAttr {
             path_mtu: path_mtu.context("no such path MTU")?,
             dest_qpn: peer.qpn,
             rq_psn: peer.psn,
-            sq_psn: psn,
+            sq_psn: opened.own.psn,
             av: host::AddressVector::to(peer.gid),
             timeout: self.ack_timeout,
             ..QpAttr::default()
-        })?;
-        prepare(&pd, &qp)?;
-        Endpoint::send_done(&mut stream)?;
-        Endpoint::receive_done(&mut stream)?;
-        Ok(Connection { qp, cq, pd, stream, timeout })
+        })
     }
 
-    fn meet(&self, timeout: Duration) -> anyhow::Result<TcpStream> {
+    /// A TCP connection with the peer.
+    pub fn meet(&self) -> anyhow::Result<TcpStream> {
+        let timeout = self.wait();
+        let stream = self.find(timeout)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        Ok(stream)
+    }
+
+    fn find(&self, timeout: Duration) -> anyhow::Result<TcpStream> {
         if let Some(address) = &self.listen {
             let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
             eprintln!("listening on {}", listener.local_addr()?);
@@ -131,6 +194,16 @@ impl PeerArgs {
     }
 }
 
+impl Opened {
+    fn connect(&self, attr: &QpAttr) -> anyhow::Result<()> {
+        Ok(self.qp.connect_with(attr)?)
+    }
+
+    fn connected(self, stream: TcpStream, timeout: Duration) -> Connection {
+        Connection { qp: self.qp, cq: self.cq, pd: self.pd, stream, timeout, alone: false }
+    }
+}
+
 impl Connection {
     /// The next completion; one that failed, or none in time, is an error.
     pub fn completion(&self) -> anyhow::Result<Completion> {
@@ -149,7 +222,7 @@ impl Connection {
     }
 
     /// A completion within the time given; the peer's going away ends the wait.
-    fn wait(&self) -> anyhow::Result<Completion> {
+    pub fn wait(&self) -> anyhow::Result<Completion> {
         let slice = Duration::from_millis(500);
         let mut waited = Duration::ZERO;
         while waited < self.timeout {
@@ -157,6 +230,9 @@ impl Connection {
                 return Ok(completion);
             }
             waited += slice;
+            if self.alone {
+                continue;
+            }
             let something = host::backend::readable(self.stream.as_fd(), Some(Duration::ZERO))?;
             if something && !matches!(self.stream.peek(&mut [0]), Ok(1..)) {
                 bail!("the peer ended before its work was done");

@@ -4,6 +4,8 @@
 //! verbena devinfo | counters      what the cards say of themselves
 //! verbena doctor                  what keeps a card from being used, and what to do
 //! verbena ping                    two processes, messages back and forth
+//! verbena pingpong                the same with ibv_rc_pingpong at the other end
+//! verbena perf                    two processes, any operation, every byte and completion checked at both ends
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
 //! verbena sim                     simulated cards for other processes
@@ -19,7 +21,9 @@ mod demo;
 mod doctor;
 mod info;
 mod mover;
+mod perf;
 mod ping;
+mod pingpong;
 mod selftest;
 #[cfg(feature = "sim")]
 mod sim;
@@ -44,6 +48,10 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Send messages back and forth between two processes and time them.
     Ping(ping::PingArgs),
+    /// Send messages back and forth with ibv_rc_pingpong, whose exchange of connection data it speaks.
+    Pingpong(pingpong::PingpongArgs),
+    /// Do work requests of one kind between two processes and check every byte and completion.
+    Perf(perf::PerfArgs),
     /// Move a file from one process to another by RDMA.
     Move(mover::MoveArgs),
     /// Check cards, machine and driver together: registers, DMA, interrupts, reset, a killed process, unmapped memory.
@@ -77,6 +85,8 @@ fn main() -> ExitCode {
         Command::Counters(args) => info::counters(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Ping(args) => ping::run(&args),
+        Command::Pingpong(args) => pingpong::run(&args),
+        Command::Perf(args) => perf::run(&args),
         Command::Move(args) => mover::run(&args),
         Command::Selftest(args) => selftest::run(&args),
         #[cfg(feature = "sim")]

@@ -121,6 +121,41 @@ fn ping_counts_its_messages_at_both_ends() {
 }
 
 #[test]
+fn pingpong_hears_every_message_back() {
+    let room = Room::new(2);
+    let arguments = ["pingpong", "--iters", "20", "--size", "5000"];
+    for echo in [true, false] {
+        let echoing = |on: bool| if on { [&arguments[..], &["--echo"]].concat() } else { arguments.to_vec() };
+        let (child, address) = room.listen(&echoing(echo));
+        let connected = room.connect(&echoing(!echo), &address);
+        let listened = child.wait_with_output().expect("ends");
+        assert!(connected.status.success(), "{}", text(&connected.stderr));
+        assert!(listened.status.success(), "{}", text(&listened.stderr));
+        assert_eq!(text(&connected.stdout), "20 messages of 5000 bytes each way, every byte right\n");
+    }
+    room.end();
+}
+
+#[test]
+fn perf_checks_both_ends_either_asking() {
+    let jobs = [["send", "700"], ["write", "5000"], ["write", "0"]];
+    let room = Room::new(2 * jobs.len());
+    for [op, size] in jobs {
+        for reverse in [false, true] {
+            let (child, address) = room.listen(&["perf"]);
+            let mut arguments = vec!["perf", "--op", op, "--size", size, "--count", "5"];
+            arguments.extend(reverse.then_some("--reverse"));
+            let connected = room.connect(&arguments, &address);
+            let listened = child.wait_with_output().expect("ends");
+            assert!(connected.status.success(), "{op} {size}: {}", text(&connected.stderr));
+            assert!(listened.status.success(), "{op} {size}");
+            assert_eq!(connected.stdout, listened.stdout);
+        }
+    }
+    room.end();
+}
+
+#[test]
 fn devinfo_and_counters_tell_of_every_card() {
     let room = Room::new(5);
     let plain = text(&room.verbena(&["devinfo"]).output().expect("runs").stdout);

@@ -23,6 +23,9 @@ const SHORTEST: usize = 14;
 /// The longest frame of a card without its FCS, with a tag.
 const LONGEST: usize = 9216 + 14 + 4;
 
+/// Bytes that a guest may send at once: the answer to a READ of a megabyte, with what the machine's kernel adds to each frame.
+const BURST: usize = 4 << 20;
+
 /// An open port; clones share its socket.
 #[derive(Clone, Debug)]
 pub struct Dgram {
@@ -36,7 +39,10 @@ impl Dgram {
     /// # Errors
     /// The local address is in use or not this machine's.
     pub fn open(local: SocketAddr, remote: SocketAddr) -> io::Result<Self> {
-        Ok(Self { socket: Arc::new(UdpSocket::bind(local)?), remote })
+        let socket = UdpSocket::bind(local)?;
+        // as much of it as this machine grants
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, BURST);
+        Ok(Self { socket: Arc::new(socket), remote })
     }
 
     /// Where it waits for frames.

@@ -1,0 +1,374 @@
+//! `verbena perf`: work requests of one kind between two processes, every byte and every completion checked at both ends.
+//!
+//! ```text
+//! TCP: the job as a line of JSON from the connecting side; LID:QPN:PSN:GID as in `verbena pingpong`; each end's memory
+//! RC:  --count work requests of --size bytes, by the connecting side, with --reverse by the listening one
+//! TCP: what the asking side found, and the hash of what it sent; what the other side found
+//! ```
+//!
+//! In: the operation, at the connecting side. Out: both ends' judgement. SEND and WRITE are compared by hash, each message
+//! with its place; READ too; atomics by each value returned and the last one. With `--wrong` the first request must fail with
+//! the status that the standard gives it, the others be flushed, and memory stay as it was. The other end may be
+//! `ci/guest/peer.py` on the verbs of a kernel.
+
+use crate::connection::{Connection, Opened, PeerArgs};
+use anyhow::{Context as _, anyhow, bail, ensure};
+use clap::{Args, ValueEnum};
+use host::{Access, Mr, Operation, Qp, QpAttr, RecvWr, SendWr, WcStatus};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+/// What to do how often.
+#[derive(Debug, Args)]
+pub struct PerfArgs {
+    #[command(flatten)]
+    peer: PeerArgs,
+    /// The operation; the connecting side says it.
+    #[arg(long, value_enum, default_value = "write")]
+    op: Op,
+    /// Bytes of a message; atomics have 8.
+    #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=16 << 20))]
+    size: u32,
+    /// Work requests, all posted at once.
+    #[arg(short = 'n', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
+    count: u32,
+    /// READs and atomics outstanding.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
+    reads: u8,
+    /// The listening side asks.
+    #[arg(long)]
+    reverse: bool,
+    /// Receives are posted half a second late.
+    #[arg(long)]
+    late: bool,
+    /// Ask for what may not be done.
+    #[arg(long, value_enum, default_value = "nothing")]
+    wrong: Wrong,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Op {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+    FetchAdd,
+    CompareSwap,
+}
+
+/// What the asking side does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Wrong {
+    /// It keeps the rules.
+    Nothing,
+    /// The remote key is nobody's.
+    Key,
+    /// The remote range ends behind the region.
+    Range,
+    /// The region has no remote rights.
+    Rights,
+    /// A message is longer than the receive it meets.
+    Length,
+    /// An atomic is at no multiple of 8.
+    Alignment,
+}
+
+impl Wrong {
+    /// How the first work request ends.
+    fn status(self) -> WcStatus {
+        match self {
+            Wrong::Nothing => WcStatus::Success,
+            Wrong::Key | Wrong::Range | Wrong::Rights => WcStatus::RemAccessErr,
+            Wrong::Length | Wrong::Alignment => WcStatus::RemInvReqErr,
+        }
+    }
+}
+
+impl Op {
+    /// It takes receives, whose completions carry this immediate datum of a message.
+    fn receives(self) -> bool {
+        matches!(self, Op::Send | Op::SendImm | Op::WriteImm)
+    }
+
+    fn imm(self, slot: u32) -> Option<u32> {
+        matches!(self, Op::SendImm | Op::WriteImm).then_some(0x5eed_0000 + slot)
+    }
+
+    fn is_atomic(self) -> bool {
+        matches!(self, Op::FetchAdd | Op::CompareSwap)
+    }
+}
+
+/// What the connecting side wants.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Job {
+    op: Op,
+    size: u32,
+    count: u32,
+    mtu: u32,
+    reads: u8,
+    listener_asks: bool,
+    late: bool,
+    wrong: Wrong,
+    /// The first PSN of both ends, if it is to be chosen.
+    psn: Option<u32>,
+}
+
+/// An end's memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct About {
+    addr: u64,
+    rkey: u32,
+    /// SHA-256 of what the job uses of it.
+    hash: String,
+    /// Its first eight bytes.
+    word: u64,
+}
+
+/// What an end found; of the asking side also what the other's memory must hold now.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Report {
+    error: Option<String>,
+    hash: String,
+    word: u64,
+}
+
+const DEPTH: u32 = 64;
+const ADD: u64 = 0x0123_4567_89ab_cdef;
+/// Late receives are posted after this.
+const LATE: Duration = Duration::from_millis(500);
+const RIGHTS: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// Runs one end.
+pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
+    let mut stream = args.peer.meet()?;
+    let listens = args.peer.listen.is_some();
+    let job = if listens {
+        let job: Job = hear(&mut stream)?;
+        let fits = job.count <= DEPTH && job.size <= 16 << 20 && job.mtu == args.peer.mtu;
+        ensure!(fits, "the peer wants {job:?}, which this end cannot do: is --mtu the same?");
+        job
+    } else {
+        let job = Job {
+            op: args.op,
+            size: if args.op.is_atomic() { 8 } else { args.size },
+            count: args.count,
+            mtu: args.peer.mtu,
+            reads: args.reads,
+            listener_asks: args.reverse,
+            late: args.late,
+            wrong: args.wrong,
+            psn: args.peer.psn,
+        };
+        tell(&mut stream, &job)?;
+        job
+    };
+    let peer = PeerArgs { psn: job.psn, ..args.peer.clone() };
+    let opened = peer.open(DEPTH)?;
+    let asks = listens == job.listener_asks;
+    let rights = if job.wrong == Wrong::Rights && !asks { Access::LOCAL_WRITE } else { RIGHTS };
+    // an atomic at an odd place ends behind its eight bytes
+    let memory = opened.pd.allocate((job.size as usize * job.count as usize).max(16), rights)?;
+    fill(&memory, if listens { 1 } else { 2 })?;
+    let end = End { job, memory };
+    let posts = !asks && end.job.op.receives();
+    let attr = QpAttr {
+        access: RIGHTS,
+        max_rd_atomic: end.job.reads,
+        max_dest_rd_atomic: end.job.reads,
+        ..QpAttr::default()
+    };
+    let prepare =
+        |opened: &Opened| if posts && !end.job.late { end.post_receives(&opened.qp) } else { Ok(()) };
+    let connection = peer.introduce(opened, stream.try_clone()?, &attr, prepare)?;
+    let before = end.about()?;
+    tell(&mut stream, &before)?;
+    let theirs: About = hear(&mut stream)?;
+
+    let (own, their) = if asks {
+        let own = report(end.ask(&connection, &theirs));
+        tell(&mut stream, &own)?;
+        (own, hear::<Report>(&mut stream)?)
+    } else {
+        if posts && end.job.late {
+            std::thread::sleep(LATE);
+            end.post_receives(&connection.qp)?;
+        }
+        let their: Report = hear(&mut stream)?;
+        let checked = if their.error.is_none() { end.check(&connection, &before, &their) } else { Ok(()) };
+        let own = report(checked.map(|()| Report::default()));
+        tell(&mut stream, &own)?;
+        (own, their)
+    };
+    if let Some(error) = own.error {
+        bail!("{error}");
+    }
+    if let Some(error) = their.error {
+        bail!("the peer found: {error}");
+    }
+    let Job { op, size, count, .. } = end.job;
+    println!("{op:?}: {count} of {size} bytes, all right at both ends");
+    Ok(())
+}
+
+fn tell(stream: &mut TcpStream, what: &impl Serialize) -> anyhow::Result<()> {
+    let line = serde_json::to_string(what)? + "\n";
+    stream.write_all(line.as_bytes()).context("tell the peer")
+}
+
+/// A line, byte by byte: what follows it is not JSON.
+fn hear<T: serde::de::DeserializeOwned>(stream: &mut TcpStream) -> anyhow::Result<T> {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') && line.len() < 10_000 {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).context("hear from the peer")?;
+        line.extend(byte);
+    }
+    serde_json::from_slice(&line)
+        .with_context(|| format!("the peer said {:?}", String::from_utf8_lossy(&line)))
+}
+
+fn report(found: anyhow::Result<Report>) -> Report {
+    found.unwrap_or_else(|error| Report { error: Some(crate::words(&error)), ..Report::default() })
+}
+
+/// Bytes that differ at both ends and from run to run.
+fn fill(memory: &Mr, end: u64) -> anyhow::Result<()> {
+    let mut state = u64::from(std::process::id()) << 8 | end;
+    let mut bytes = vec![0; memory.len()];
+    for byte in &mut bytes {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // never 0: tshark takes what looks like an EtherType and two bytes of 0 for a frame in the message
+        *byte = state.to_be_bytes()[0] | 1;
+    }
+    Ok(memory.write(0, &bytes)?)
+}
+
+/// The memory of this end and what is done with it.
+struct End {
+    job: Job,
+    memory: Mr,
+}
+
+impl End {
+    fn range(&self, slot: u32) -> std::ops::Range<usize> {
+        let size = self.job.size as usize;
+        slot as usize * size..(slot as usize + 1) * size
+    }
+
+    fn hash(&self) -> anyhow::Result<String> {
+        let bytes = self.memory.to_vec(0..self.job.size as usize * self.job.count as usize)?;
+        Ok(Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    fn word(&self, slot: u32) -> anyhow::Result<u64> {
+        let at = 8 * slot as usize;
+        let bytes = self.memory.to_vec(at..at + 8)?;
+        Ok(u64::from_ne_bytes(bytes.try_into().map_err(|_| anyhow!("eight bytes"))?))
+    }
+
+    fn about(&self) -> anyhow::Result<About> {
+        let (addr, rkey) = (self.memory.addr(), self.memory.rkey());
+        Ok(About { addr, rkey, hash: self.hash()?, word: self.word(0)? })
+    }
+
+    fn post_receives(&self, qp: &Qp) -> anyhow::Result<()> {
+        for slot in 0..self.job.count {
+            let mut range = self.range(slot);
+            if self.job.wrong == Wrong::Length {
+                range.end -= 1;
+            }
+            qp.post_recv(&[RecvWr::new(slot.into(), &[self.memory.sge(range)?])])?;
+        }
+        Ok(())
+    }
+
+    /// Does the work requests and judges their completions and what they brought.
+    fn ask(&self, connection: &Connection, theirs: &About) -> anyhow::Result<Report> {
+        let Job { op, size, count, wrong, .. } = self.job;
+        let rkey = if wrong == Wrong::Key { theirs.rkey ^ 0x10 } else { theirs.rkey };
+        let shift = match wrong {
+            Wrong::Range => u64::from(size) * u64::from(count) - 1,
+            Wrong::Alignment => 4,
+            _ => 0,
+        };
+        // what the peer's word holds after each atomic
+        let mut held = vec![theirs.word];
+        for slot in 0..count {
+            let now = held[slot as usize];
+            let addr =
+                theirs.addr + shift + if op.is_atomic() { 0 } else { u64::from(slot) * u64::from(size) };
+            let swap = now.rotate_left(17) ^ ADD;
+            // every third is not to swap
+            let right = slot % 3 != 2;
+            let compare = if right { now } else { now ^ 1 };
+            let operation = match op {
+                Op::Send => Operation::Send,
+                Op::SendImm => Operation::SendWithImm(op.imm(slot).unwrap_or_default()),
+                Op::Write => Operation::Write { addr, rkey },
+                Op::WriteImm => Operation::WriteWithImm { addr, rkey, imm: op.imm(slot).unwrap_or_default() },
+                Op::Read => Operation::Read { addr, rkey },
+                Op::FetchAdd => Operation::FetchAdd { addr, rkey, add: ADD },
+                Op::CompareSwap => Operation::CompareSwap { addr, rkey, compare, swap },
+            };
+            held.push(match op {
+                Op::FetchAdd => now.wrapping_add(ADD),
+                Op::CompareSwap if right => swap,
+                _ => now,
+            });
+            let sges = [self.memory.sge(self.range(slot))?];
+            connection.qp.post_send(&[SendWr::new(slot.into(), operation, &sges).signaled()])?;
+        }
+        for slot in 0..count {
+            let found = connection.wait()?;
+            let flushed = wrong != Wrong::Nothing && slot > 0;
+            let status = if flushed { WcStatus::WrFlushErr } else { wrong.status() };
+            // Linux' soft-RoCE finds a long message only where it ends, and calls it an operational error
+            let late = wrong == Wrong::Length && slot == 0 && found.status == WcStatus::RemOpErr;
+            let right = found.wr_id == u64::from(slot) && (found.status == status || late);
+            ensure!(right, "work request {slot} ended as {} ({})", found.wr_id, found.status.name());
+        }
+        if op == Op::Read && wrong == Wrong::Nothing {
+            ensure!(self.hash()? == theirs.hash, "the bytes that were read differ");
+        }
+        if op.is_atomic() && wrong == Wrong::Nothing {
+            for slot in 0..count {
+                let (word, wanted) = (self.word(slot)?, held[slot as usize]);
+                ensure!(word == wanted, "atomic {slot} returned {word:#x}, should be {wanted:#x}");
+            }
+        }
+        Ok(Report { error: None, hash: self.hash()?, word: held[count as usize] })
+    }
+
+    /// Judges what the peer's work requests did here.
+    fn check(&self, connection: &Connection, before: &About, theirs: &Report) -> anyhow::Result<()> {
+        let Job { op, size, count, wrong, .. } = self.job;
+        if op.receives() && wrong == Wrong::Nothing {
+            for slot in 0..count {
+                let found = connection.completion()?;
+                let right = (found.wr_id, found.byte_len, found.imm) == (slot.into(), size, op.imm(slot));
+                ensure!(right, "receive {slot}: {found:?}");
+            }
+        }
+        let hash = self.hash()?;
+        if op == Op::Read || !matches!(wrong, Wrong::Nothing | Wrong::Length) {
+            ensure!(hash == before.hash, "memory has changed");
+        } else if op.is_atomic() {
+            let (word, wanted) = (self.word(0)?, theirs.word);
+            ensure!(word == wanted, "the atomics left {word:#x}, should be {wanted:#x}");
+        } else if wrong == Wrong::Nothing {
+            // a message that is too long may leave what fits
+            ensure!(hash == theirs.hash, "the bytes differ");
+        }
+        Ok(())
+    }
+}

@@ -18,6 +18,7 @@ mod formal;
 mod fuzz;
 mod generate;
 mod install;
+mod interop;
 mod list;
 mod mutants;
 mod run;
@@ -67,6 +68,7 @@ pub const TASKS: &[Task] = &[
     bench::TASK,
     mutants::TASK,
     vm::TASK,
+    interop::TASK,
     fresh::TASK,
 ];
 

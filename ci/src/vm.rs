@@ -7,11 +7,11 @@
 //!   this task: scripts ── second serial port ──────────┴─ Debian's kernel, vfio-pci, busybox, lspci, verbena (static)
 //! ```
 //! QEMU, kernel and userland are Debian packages from the mirror that this machine's apt names, in whatever version it
-//! has; they are fetched and unpacked under the target folder, and nothing is installed. In the guest the commands of
-//! `docs/bind.md` are typed as they stand there, `lspci` is judged, and the driver proves itself over the kernel's VFIO:
-//! the same `verbena selftest` that passes on the socket. Out: a table of steps, the guest's words as they come, the
-//! kernel's in `console.log`. Packages that cannot be fetched fail the task; `--or-skip` lets it pass instead, and says
-//! so. Everything it starts ends with it.
+//! has; they are fetched and unpacked under the target folder, and nothing is installed; the task `interop` boots the same
+//! guest. In it the commands of `docs/bind.md` are typed as they stand there, `lspci` is judged, and the driver proves
+//! itself over the kernel's VFIO: the same `verbena selftest` that passes on the socket. Out: a table of steps, the guest's
+//! words as they come, the kernel's in `console.log`. Packages that cannot be fetched fail the task; `--or-skip` lets it
+//! pass instead, and says so. Everything it starts ends with it.
 
 use std::{
     fs,
@@ -44,18 +44,36 @@ pub const TASK: Task = Task {
 const RELEASE: &str = "trixie";
 const NEWER: &str = "trixie-backports";
 const QEMU: &[&str] = &["qemu-system-x86", "seabios"];
-const PROGRAMS: &[&str] = &["busybox-static", "dash", "pciutils", "kmod", "liblzma5"];
+const PROGRAMS: &[&str] = &[
+    "busybox-static",
+    "dash",
+    "pciutils",
+    "kmod",
+    "liblzma5",
+    "iproute2",
+    "ibverbs-utils",
+    "ibverbs-providers",
+    "python3-pyverbs",
+];
 const KERNEL: &str = "linux-image-amd64";
-/// Of the kernel's package: itself, and what vfio-pci needs.
+/// Of the kernel's package: itself, and what vfio-pci, virtio's network card and rdma_rxe need.
 const KERNEL_FILES: &[&str] = &[
     "./boot/vmlinuz*",
     "./usr/lib/modules/*/modules.builtin*",
     "./usr/lib/modules/*/modules.order",
     "./usr/lib/modules/*/kernel/drivers/vfio/*",
     "./usr/lib/modules/*/kernel/virt/*",
+    "./usr/lib/modules/*/kernel/drivers/net/virtio_net*",
+    "./usr/lib/modules/*/kernel/drivers/net/net_failover*",
+    "./usr/lib/modules/*/kernel/net/core/failover*",
+    "./usr/lib/modules/*/kernel/drivers/infiniband/core/*",
+    "./usr/lib/modules/*/kernel/drivers/infiniband/sw/rxe/*",
+    "./usr/lib/modules/*/kernel/net/ipv*/*udp_tunnel*",
+    "./usr/lib/modules/*/kernel/crypto/crc32*",
 ];
 /// Of the unpacked packages the guest needs none of these.
-const NOT_IN_GUEST: &str = "usr/share/doc usr/share/man usr/lib/x86_64-linux-gnu/gconv boot";
+const NOT_IN_GUEST: &str = "usr/share/doc usr/share/man usr/share/locale usr/share/zoneinfo usr/lib/udev usr/lib/systemd \
+                            usr/lib/x86_64-linux-gnu/systemd usr/lib/x86_64-linux-gnu/gconv boot";
 
 /// From the packages to the last step, on two cores.
 const BAR: Duration = Duration::from_secs(4 * 60);
@@ -74,7 +92,7 @@ fn vm(mut args: Args) -> Result<()> {
             other => return Err(other.unexpected().into()),
         }
     }
-    let home = run::target().join("vm");
+    let home = home();
     let mut steps = Steps::default();
     let start = Instant::now();
     let mut skipped = false;
@@ -92,7 +110,8 @@ fn vm(mut args: Args) -> Result<()> {
     if steps.step("build", build) {
         let mut sim = None;
         let simulated = steps.step("simulator", || {
-            sim = Some(Simulator::start(&home)?);
+            let capture = home.join("wire.pcapng").display().to_string();
+            sim = Some(Simulator::start(&["--cards", "2", "--capture", &capture])?);
             Ok(Verdict::Passed)
         });
         if simulated && let Some(sim) = &mut sim {
@@ -112,12 +131,17 @@ fn vm(mut args: Args) -> Result<()> {
     steps.close()
 }
 
+/// Where packages, guest and console are.
+pub fn home() -> PathBuf {
+    run::target().join("vm")
+}
+
 /// Everything that happens in the guest.
 fn guest_steps(steps: &mut Steps, home: &Path, sim: &Simulator) {
     let mut guest = None;
     let booted = steps.step("boot", || {
         initramfs(home)?;
-        guest = Some(Guest::boot(home, sim)?);
+        guest = Some(Guest::boot(home, MEMORY, &devices(sim))?);
         Ok(Verdict::Passed)
     });
     let Some(guest) = guest.as_mut().filter(|_| booted) else { return };
@@ -142,7 +166,7 @@ fn guest_steps(steps: &mut Steps, home: &Path, sim: &Simulator) {
 // ---- packages
 
 /// Fetches and unpacks what is not there yet.
-fn packages(home: &Path) -> Result<Verdict> {
+pub fn packages(home: &Path) -> Result<Verdict> {
     let stamp = home.join("complete");
     let wanted = format!("{RELEASE} {NEWER} {QEMU:?} {PROGRAMS:?} {KERNEL} {KERNEL_FILES:?}");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
@@ -157,11 +181,12 @@ fn packages(home: &Path) -> Result<Verdict> {
     }
     let mirror = fresh::apt_sources().context("no Debian mirror in the apt sources of this machine")?;
     let apt = Apt::new(&home.join("apt"), &mirror)?;
-    println!("fetching QEMU, a kernel and a few programs, some 160 MB");
+    println!("fetching QEMU, a kernel and a few programs, some 190 MB");
     run::show(&mut apt.command("apt-get", &["update"]))?;
     let qemu = apt.fetch("qemu", &[&["-t", NEWER], QEMU].concat())?;
     let programs = apt.fetch("programs", PROGRAMS)?;
     let kernel = apt.kernel()?;
+    fs::write(home.join("versions"), versions(qemu.iter().chain(&programs)))?;
     for (files, folder) in [(qemu, "qemu"), (programs, "guest")] {
         fs::create_dir_all(home.join(folder))?;
         for file in files {
@@ -182,6 +207,22 @@ fn packages(home: &Path) -> Result<Verdict> {
     fs::remove_dir_all(home.join("apt"))?;
     fs::write(stamp, wanted)?;
     Ok(Verdict::Passed)
+}
+
+/// A line `NAME VERSION` for each package file.
+fn versions<'a>(files: impl Iterator<Item = &'a PathBuf>) -> String {
+    let names = files.filter_map(|file| file.file_name()?.to_str());
+    let mut lines: Vec<_> = names.filter_map(|name| name.split_once('_')).collect();
+    lines.sort_unstable();
+    let version = |rest: &str| rest.rsplit_once('_').map_or(rest, |(version, _)| version).replace("%3a", ":");
+    lines.iter().map(|(name, rest)| format!("{name} {}\n", version(rest))).collect()
+}
+
+/// The version of an unpacked package.
+pub fn version(home: &Path, package: &str) -> Result<String> {
+    let text = fs::read_to_string(home.join("versions")).context("no list of the unpacked packages")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(package)?.strip_prefix(' '));
+    Ok(line.with_context(|| format!("{package} is not unpacked"))?.to_owned())
 }
 
 /// An apt with lists, cache and state of its own, that knows this machine's mirror and believes nothing installed.
@@ -285,7 +326,7 @@ fn quietly(command: &mut Command) -> Result<()> {
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The simulator, and the guest's program without it: static, so that it runs anywhere.
-fn build() -> Result<Verdict> {
+pub fn build() -> Result<Verdict> {
     run::show(&mut run::cargo(["build", "--release", "--package", "verbena", "--bin", "verbena"]))?;
     let mut guest = run::cargo(["build", "--release", "--package", "verbena", "--bin", "verbena"]);
     guest
@@ -296,7 +337,7 @@ fn build() -> Result<Verdict> {
 }
 
 /// Adds to the unpacked packages what makes them a system, and packs them.
-fn initramfs(home: &Path) -> Result<()> {
+pub fn initramfs(home: &Path) -> Result<()> {
     let root = home.join("guest");
     for folder in ["bin", "sbin", "lib", "lib64"] {
         let _ = std::os::unix::fs::symlink(format!("usr/{folder}"), root.join(folder));
@@ -304,7 +345,10 @@ fn initramfs(home: &Path) -> Result<()> {
     for folder in ["dev", "proc", "sys", "tmp", "usr/sbin"] {
         fs::create_dir_all(root.join(folder))?;
     }
-    fs::copy(run::root().join("ci/guest/init"), root.join("init")).context("cannot copy ci/guest/init")?;
+    for (file, place) in [("init", "init"), ("peer.py", "usr/bin/peer.py")] {
+        fs::copy(run::root().join("ci/guest").join(file), root.join(place))
+            .with_context(|| format!("cannot copy ci/guest/{file}"))?;
+    }
     let program = run::target().join(TARGET).join("release/verbena");
     fs::copy(&program, root.join("usr/bin/verbena"))
         .with_context(|| format!("cannot copy {}", program.display()))?;
@@ -331,24 +375,20 @@ fn initramfs(home: &Path) -> Result<()> {
 // ---- the simulator
 
 /// `verbena sim`; it ends when its standard input does, and so with this process.
-struct Simulator {
+pub struct Simulator {
     process: Child,
-    folder: PathBuf,
+    /// The folder of its sockets: `VERBENA_RUN` of its users.
+    pub folder: PathBuf,
 }
 
 impl Simulator {
-    fn start(home: &Path) -> Result<Simulator> {
+    /// Starts it with these arguments and waits until it is ready.
+    pub fn start(args: &[&str]) -> Result<Simulator> {
         // a socket's path is short, a target folder's need not be
         let folder = std::env::temp_dir().join(format!("verbena-vm-{}", std::process::id()));
         let mut command = run::command("setpriv", ["--pdeathsig", "TERM"]);
-        command.arg(run::target().join("release/verbena")).args([
-            "sim",
-            "--cards",
-            "2",
-            "--until-eof",
-            "--capture",
-        ]);
-        command.arg(home.join("wire.pcapng")).env("VERBENA_RUN", &folder);
+        command.arg(run::target().join("release/verbena")).args(["sim", "--until-eof"]).args(args);
+        command.env("VERBENA_RUN", &folder);
         // the memory that a check leaves unmapped is no news
         command.env("VERBENA_LOG", "error");
         println!("$ {}", run::typed(&command));
@@ -366,7 +406,7 @@ impl Simulator {
     }
 
     /// Ends it; cards that broke a rule end in an error.
-    fn end(mut self) -> Result<()> {
+    pub fn end(mut self) -> Result<()> {
         drop(self.process.stdin.take());
         let status = self.process.wait()?;
         ensure!(status.success(), "the simulator ended with {status}: see above which rule was broken");
@@ -384,8 +424,22 @@ impl Drop for Simulator {
 
 // ---- the guest
 
+/// The cards as devices of QEMU: each in its slot, behind an IOMMU.
+fn devices(sim: &Simulator) -> Vec<String> {
+    let mut devices = vec!["intel-iommu,intremap=on,caching-mode=on".to_owned()];
+    for card in 0..CARDS.len() {
+        devices.push(format!("pcie-root-port,id=port{card},chassis={0},slot={0}", card + 1));
+        // a simulated card may take its time: QEMU's own patience of 5 s would end the connection
+        devices.push(format!(
+            r#"{{"driver":"vfio-user-pci","bus":"port{card}","x-msg-timeout":120000,"socket":{{"type":"unix","path":"{}"}}}}"#,
+            sim.socket(card).display()
+        ));
+    }
+    devices.iter().flat_map(|device| ["-device".to_owned(), device.clone()]).collect()
+}
+
 /// A running guest that obeys scripts.
-struct Guest {
+pub struct Guest {
     qemu: Child,
     scripts: Option<ChildStdin>,
     lines: Receiver<String>,
@@ -393,7 +447,8 @@ struct Guest {
 }
 
 impl Guest {
-    fn boot(home: &Path, sim: &Simulator) -> Result<Guest> {
+    /// Boots the kernel with the initramfs, this much memory and these further arguments of QEMU.
+    pub fn boot(home: &Path, memory: &str, devices: &[String]) -> Result<Guest> {
         let root = home.join("qemu");
         let under = |path: &str| root.join(path).display().to_string();
         let libraries = under("usr/lib/x86_64-linux-gnu");
@@ -415,26 +470,16 @@ impl Guest {
             "-cpu",
             "qemu64",
             "-m",
-            MEMORY,
+            memory,
             "-object",
-            &format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"),
+            &format!("memory-backend-memfd,id=memory,size={memory},share=on"),
             "-nodefaults",
             "-no-user-config",
             "-no-reboot",
             "-display",
             "none",
-            "-device",
-            "intel-iommu,intremap=on,caching-mode=on",
         ]);
-        for card in 0..CARDS.len() {
-            let port = format!("pcie-root-port,id=port{card},chassis={0},slot={0}", card + 1);
-            // a simulated card may take its time: QEMU's own patience of 5 s would end the connection
-            let device = format!(
-                r#"{{"driver":"vfio-user-pci","bus":"port{card}","x-msg-timeout":120000,"socket":{{"type":"unix","path":"{}"}}}}"#,
-                sim.socket(card).display()
-            );
-            command.args(["-device", &port, "-device", &device]);
-        }
+        command.args(devices);
         command.arg("-serial").arg(format!("file:{}", console.display()));
         command.args(["-chardev", "stdio,id=scripts,signal=off", "-serial", "chardev:scripts"]);
         command.arg("-kernel").arg(kernel?.path()).arg("-initrd").arg(home.join("initramfs")).args([
@@ -466,7 +511,7 @@ impl Guest {
     }
 
     /// Runs a script in the guest: its output, and an error if it fails.
-    fn ask(&mut self, script: &str) -> Result<String> {
+    pub fn ask(&mut self, script: &str) -> Result<String> {
         for line in script.lines() {
             println!("guest# {line}");
         }
@@ -506,7 +551,7 @@ impl Guest {
     }
 
     /// Powers the guest off.
-    fn end(&mut self) -> Result<()> {
+    pub fn end(&mut self) -> Result<()> {
         // QEMU ends with its standard input's reader; the guest is told
         if let Some(mut scripts) = self.scripts.take() {
             scripts.write_all(b"poweroff -f\n@run\n")?;
@@ -682,7 +727,7 @@ fn replug(guest: &mut Guest) -> Result<Verdict> {
 }
 
 /// The kernel has nothing to complain of.
-fn messages(guest: &mut Guest) -> Result<Verdict> {
+pub fn messages(guest: &mut Guest) -> Result<Verdict> {
     let mut text = String::new();
     fs::File::open(&guest.console)?.read_to_string(&mut text)?;
     let complaints =
@@ -703,6 +748,12 @@ mod tests {
         let stanza = "Package: linux-image-amd64\nDepends: linux-image-6.12.1-amd64 (= 6.12.1-1), other\n";
         assert_eq!(depends(stanza), Some("linux-image-6.12.1-amd64"));
         assert_eq!(depends("Package: x\nRecommends: y\n"), None);
+    }
+
+    #[test]
+    fn a_packages_file_tells_its_version() {
+        let files = ["b_2.1-3_amd64.deb", "a/a_1%3a1.0+x_all.deb"].map(PathBuf::from);
+        assert_eq!(versions(files.iter()), "a 1:1.0+x\nb 2.1-3\n");
     }
 
     #[test]

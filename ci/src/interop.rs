@@ -1,0 +1,538 @@
+//! `cargo ci interop`: a simulated card and the Linux kernel's soft-RoCE on one wire.
+//!
+//! ```text
+//!   verbena pingpong, perf ── vfio-user ── verbena sim: card0 ── wire ── UDP ── virtio-net ── rdma_rxe
+//!        │                                                                         ibv_rc_pingpong, pyverbs
+//!        └────────── TCP on loopback ─────── QEMU's user network ───── virtio-net ────────┘
+//! ```
+//! QEMU, kernel and the guest's programs are those of the task `vm`; rdma-core's are Debian's, unmodified. The guest is
+//! booted once; every cell has a simulator of its own, with the faults of its wire, and a capture in `target/interop`. The
+//! card has no ordinary Ethernet yet, so neither side asks for the other's MAC address: the guest gets permanent neighbour
+//! entries, the card's programs a table.
+//!
+//! Out: a step per cell, then the judgement of all captures by tshark and the independent ICRC; a run of all cells writes
+//! `docs/interop.md`. Names of cells, or parts of them, choose some. Time is the wall clock's wherever card and wire are quiet,
+//! so a kernel's timers mean what they say; a wire with faults draws them from the cell's seed, but which frame meets which
+//! draw depends on both machines. All traffic is on loopback, and everything it starts ends with it.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::{TcpListener, UdpSocket},
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use lexopt::prelude::*;
+
+use crate::{
+    Args, Task, captures, run,
+    step::{Steps, Verdict},
+    vm::{self, Guest, Simulator},
+};
+
+/// The task `interop`.
+pub const TASK: Task = Task {
+    name: "interop",
+    args: "[CELL...]",
+    about: "a simulated card against the Linux kernel's soft-RoCE in an emulated PC, both directions",
+    needs: &["ci/guest/peer.py"],
+    run: interop,
+};
+
+/// The guest's memory: Python, rdma-core and 16 MiB messages fit.
+const MEMORY: &str = "768M";
+const CARD_MAC: &str = "02:00:00:00:00:0a";
+const GUEST_MAC: &str = "02:00:00:00:00:0b";
+/// The guest's card for TCP.
+const TALK_MAC: &str = "02:00:00:00:00:ff";
+/// Where the guest's programs listen.
+const PINGPONG: u16 = 18515;
+const PEER: u16 = 18600;
+const RESULTS: &str = "docs/interop.md";
+
+/// Who begins: sends first, or posts the work requests.
+#[derive(Clone, Copy, PartialEq)]
+enum Asks {
+    Card,
+    Kernel,
+}
+
+/// The program at the kernel's side.
+#[derive(Clone, Copy, PartialEq)]
+enum By {
+    /// `ibv_rc_pingpong`.
+    Pingpong,
+    /// pyverbs, with this operation of `verbena perf`.
+    Perf(&'static str),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Wire {
+    Clean,
+    /// Three per cent lost each way.
+    Lossy,
+    /// Three per cent each lost, doubled, late.
+    Hostile,
+}
+
+impl Wire {
+    fn words(self) -> &'static str {
+        match self {
+            Wire::Clean => "clean",
+            Wire::Lossy => "3 % lost",
+            Wire::Hostile => "3 % lost, 3 % twice, 3 % late",
+        }
+    }
+
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Wire::Clean => &[],
+            Wire::Lossy => &["--loss", "3%"],
+            Wire::Hostile => &["--loss", "3%", "--duplicate", "3%", "--reorder", "3%"],
+        }
+    }
+}
+
+/// What goes wrong on purpose.
+#[derive(Clone, Copy, PartialEq)]
+enum Trouble {
+    None,
+    LateReceives,
+    /// What `verbena perf --wrong` takes.
+    Wrong(&'static str),
+    /// PSNs begin before the last, so that they start again from 0.
+    PsnWraps,
+}
+
+/// One exchange.
+#[derive(Clone, Copy, PartialEq)]
+struct Cell {
+    by: By,
+    asks: Asks,
+    size: u32,
+    count: u32,
+    mtu: u32,
+    ipv6: bool,
+    wire: Wire,
+    trouble: Trouble,
+}
+
+impl Cell {
+    fn new(by: By, asks: Asks, size: u32, count: u32) -> Cell {
+        let (wire, trouble) = (Wire::Clean, Trouble::None);
+        Cell { by, asks, size, count, mtu: 1024, ipv6: false, wire, trouble }
+    }
+
+    fn what(&self) -> &'static str {
+        match self.by {
+            By::Pingpong => "pingpong",
+            By::Perf(op) => op,
+        }
+    }
+
+    /// Its name: what is not usual is told.
+    fn name(&self) -> String {
+        let asks = if self.asks == Asks::Card { "card" } else { "kernel" };
+        let mut name = format!("{asks}-{}-{}", self.what(), self.size);
+        if self.mtu != 1024 {
+            name += &format!("-mtu{}", self.mtu);
+        }
+        for (told, part) in [
+            (self.ipv6, "-ipv6"),
+            (self.wire == Wire::Lossy, "-lossy"),
+            (self.wire == Wire::Hostile, "-hostile"),
+            (self.trouble == Trouble::LateReceives, "-late"),
+            (self.trouble == Trouble::PsnWraps, "-psn-wraps"),
+        ] {
+            name += if told { part } else { "" };
+        }
+        if let Trouble::Wrong(what) = self.trouble {
+            name += &format!("-wrong-{what}");
+        }
+        name
+    }
+
+    /// Its row in the table of results.
+    fn row(&self, result: &str) -> String {
+        let program = if self.by == By::Pingpong { "`ibv_rc_pingpong`" } else { "pyverbs" };
+        let trouble = match self.trouble {
+            Trouble::None => String::new(),
+            Trouble::LateReceives => ", receives posted late (RNR)".to_owned(),
+            Trouble::Wrong(what) => format!(", wrong {what}: refused, the rest flushed"),
+            Trouble::PsnWraps => ", PSNs wrap".to_owned(),
+        };
+        let asks = if self.asks == Asks::Card { "card" } else { "kernel" };
+        let ip = if self.ipv6 { "IPv6" } else { "IPv4" };
+        format!(
+            "| {}{trouble} | {asks} | {program} | {} x {} | {} | {ip} | {} | {result} |",
+            self.what(),
+            self.count,
+            self.size,
+            self.mtu,
+            self.wire.words()
+        )
+    }
+}
+
+/// The matrix.
+fn cells() -> Vec<Cell> {
+    const OPS: [&str; 7] = ["send", "send-imm", "write", "write-imm", "read", "fetch-add", "compare-swap"];
+    let mut cells = Vec::new();
+    for asks in [Asks::Card, Asks::Kernel] {
+        let pingpong = Cell::new(By::Pingpong, asks, 4096, 50);
+        cells.push(pingpong);
+        cells.push(Cell { ipv6: true, ..pingpong });
+        cells.extend([256, 512, 2048, 4096].map(|mtu| Cell { mtu, size: 10_001, count: 20, ..pingpong }));
+        cells.push(Cell { wire: Wire::Hostile, ..pingpong });
+        for op in OPS {
+            let atomic = ["fetch-add", "compare-swap"].contains(&op);
+            let usual = Cell::new(By::Perf(op), asks, if atomic { 8 } else { 5001 }, 16);
+            cells.push(usual);
+            cells.push(Cell { ipv6: true, ..usual });
+            cells.push(Cell { wire: Wire::Hostile, ..usual });
+            if !atomic {
+                cells.extend([0, 3].map(|size| Cell { size, count: 4, ..usual }));
+            }
+            let wrong: &[&str] = match op {
+                "send" | "send-imm" => &["length"],
+                // rxe refuses to post an atomic at an odd place
+                "fetch-add" | "compare-swap" if asks == Asks::Kernel => &["key", "rights"],
+                "fetch-add" | "compare-swap" => &["key", "rights", "alignment"],
+                _ => &["key", "range", "rights"],
+            };
+            cells.extend(wrong.iter().map(|what| Cell { trouble: Trouble::Wrong(what), count: 4, ..usual }));
+        }
+        for op in ["send", "write", "read"] {
+            let usual = Cell::new(By::Perf(op), asks, 20_003, 16);
+            cells.extend([256, 512, 2048, 4096].map(|mtu| Cell { mtu, ..usual }));
+            cells.push(Cell { size: 1 << 20, count: 2, ..usual });
+            cells.push(Cell { size: 16 << 20, count: 1, mtu: 4096, ..usual });
+            cells.push(Cell { wire: Wire::Lossy, mtu: 256, ..usual });
+            cells.push(Cell { trouble: Trouble::PsnWraps, ..usual });
+        }
+        for op in ["send", "write-imm"] {
+            let usual = Cell::new(By::Perf(op), asks, 5001, 4);
+            cells.push(Cell { trouble: Trouble::LateReceives, ..usual });
+        }
+    }
+    cells
+}
+
+fn interop(mut args: Args) -> Result<()> {
+    let mut wanted: Vec<String> = Vec::new();
+    while let Some(arg) = args.next()? {
+        match arg {
+            Value(name) => wanted.push(name.to_string_lossy().into_owned()),
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    let all = cells();
+    let named = |cell: &&Cell| wanted.is_empty() || wanted.iter().any(|part| cell.name().contains(part));
+    let chosen: Vec<Cell> = all.iter().filter(named).copied().collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = all.iter().map(Cell::name).collect();
+        return Err(crate::usage(format!("no such cell; there are {}", names.join(" "))));
+    }
+    let home = vm::home();
+    let folder = run::target().join("interop");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let mut steps = Steps::default();
+    if !steps.step("packages", || vm::packages(&home)) || !steps.step("build", vm::build) {
+        return steps.close();
+    }
+    let mut room = None;
+    steps.step("boot", || {
+        vm::initramfs(&home)?;
+        room = Some(Room::start(&home, &folder)?);
+        Ok(Verdict::Passed)
+    });
+    let Some(mut room) = room else { return steps.close() };
+    let (mut files, mut rows, mut failed) = (Vec::new(), Vec::new(), 0);
+    for (number, cell) in chosen.iter().enumerate() {
+        let name = cell.name();
+        let file = folder.join(format!("{name}.pcapng"));
+        let passed = steps.step(&name, || room.exchange(cell, number as u64 + 1, &file));
+        rows.push(cell.row(if passed { "passes" } else { "**fails**" }));
+        failed += u32::from(!passed);
+        files.extend(file.exists().then_some(file));
+    }
+    steps.step("kernel's messages", || vm::messages(&mut room.guest));
+    let versions = room.guest.ask("uname -r");
+    steps.step("power off", || room.guest.end().map(|()| Verdict::Passed));
+    steps.step("captures: tshark", || captures::tshark(&files));
+    steps.step("captures: icrc", || captures::icrc(&files));
+    if wanted.is_empty() {
+        steps.step(RESULTS, || {
+            let kernel = versions?;
+            let text = page(kernel.trim(), &home, &rows, failed)?;
+            fs::write(run::root().join(RESULTS), text).with_context(|| format!("cannot write {RESULTS}"))?;
+            Ok(Verdict::Passed)
+        });
+    }
+    steps.close()
+}
+
+/// `docs/interop.md`.
+fn page(kernel: &str, home: &Path, rows: &[String], failed: u32) -> Result<String> {
+    let [core, qemu] = [vm::version(home, "ibverbs-utils")?, vm::version(home, "qemu-system-x86")?];
+    Ok(format!(
+        "# The card against Linux\n\n\
+         Written by `cargo ci interop`: a simulated card of 64 bit and the kernel's soft-RoCE (`rdma_rxe`) on one wire, with\n\
+         rdma-core's unmodified programs in the guest. Linux {kernel}, rdma-core {core}, QEMU {qemu}.\n\n\
+         In each cell all bytes are compared at the receiving end, all completions at both; its capture is judged by tshark and by\n\
+         the independent ICRC. {} cells, {failed} of them fail. Not there yet: raw Ethernet in the card, and so ARP, ND and ping\n\
+         (the guest has permanent neighbour entries); connection manager, perftest, several QPs.\n\n\
+         Of soft-RoCE: it answers a message that is longer than its receive with an operational error (NAK 0x63), where the\n\
+         card says invalid request (0x61); it refuses to post an atomic at an odd place, so it cannot ask for one.\n\n\
+         | what | asks | kernel's program | messages x bytes | path MTU | IP | wire | |\n|---|---|---|---|---|---|---|---|\n{}\n",
+        rows.len(),
+        rows.join("\n")
+    ))
+}
+
+/// The running guest and the ports between it and us.
+struct Room {
+    guest: Guest,
+    /// UDP ports of the simulated wire and of QEMU.
+    wire: [u16; 2],
+    /// TCP ports of ours that lead to [`PINGPONG`] and [`PEER`] in the guest.
+    pingpong: u16,
+    peer: u16,
+}
+
+impl Room {
+    fn start(home: &Path, folder: &Path) -> Result<Room> {
+        // held together, so that they differ; free again when QEMU and the simulators want them
+        let udp = [UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?];
+        let tcp = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
+        let wire = [udp[0].local_addr()?.port(), udp[1].local_addr()?.port()];
+        let [pingpong, peer] = [tcp[0].local_addr()?.port(), tcp[1].local_addr()?.port()];
+        drop((udp, tcp));
+        let devices = [
+            "-netdev".to_owned(),
+            format!(
+                "dgram,id=wire,local.type=inet,local.host=127.0.0.1,local.port={},remote.type=inet,\
+                 remote.host=127.0.0.1,remote.port={}",
+                wire[1], wire[0]
+            ),
+            "-device".to_owned(),
+            format!("virtio-net-pci,netdev=wire,mac={GUEST_MAC},romfile="),
+            "-netdev".to_owned(),
+            format!(
+                "user,id=talk,hostfwd=tcp:127.0.0.1:{pingpong}-:{PINGPONG},hostfwd=tcp:127.0.0.1:{peer}-:{PEER}"
+            ),
+            "-device".to_owned(),
+            format!("virtio-net-pci,netdev=talk,mac={TALK_MAC},romfile="),
+        ];
+        let mut room = Room { guest: Guest::boot(home, MEMORY, &devices)?, wire, pingpong, peer };
+        // what the guest sends while it makes itself known goes to a card that drops it by name
+        let sim = room.simulator(Wire::Clean, 0, &folder.join("boot.pcapng"))?;
+        room.guest.ask(&format!(
+            "modprobe virtio_net\n\
+             modprobe rdma_rxe\n\
+             for path in /sys/class/net/*; do\n\
+               case $(cat $path/address) in\n\
+                 {GUEST_MAC}) wire=${{path##*/}};;\n\
+                 {TALK_MAC}) talk=${{path##*/}};;\n\
+               esac\n\
+             done\n\
+             ip link set $talk up\n\
+             ip addr add 10.0.2.15/24 dev $talk\n\
+             ip link set $wire mtu 4200 txqueuelen 10000 up\n\
+             ip addr add 10.0.0.2/24 dev $wire\n\
+             ip addr add fd00::2/64 dev $wire nodad\n\
+             ip neigh add 10.0.0.1 lladdr {CARD_MAC} dev $wire nud permanent\n\
+             ip neigh add fd00::1 lladdr {CARD_MAC} dev $wire nud permanent\n\
+             rdma link add rxe0 type rxe netdev $wire\n\
+             until grep -q 'ffff:0a00:0002' /sys/class/infiniband/rxe0/ports/1/gids/* 2>/dev/null; do sleep 0.2; done\n\
+             ibv_devinfo -d rxe0\n\
+             python3 /usr/bin/peer.py {PEER} > /tmp/peer.log 2>&1 &\n\
+             until grep -q listening /tmp/peer.log; do sleep 0.2; done"
+        ))?;
+        sim.end()?;
+        Ok(room)
+    }
+
+    fn simulator(&self, wire: Wire, seed: u64, capture: &Path) -> Result<Simulator> {
+        let ports = format!("127.0.0.1:{},127.0.0.1:{}", self.wire[0], self.wire[1]);
+        let (seed, capture) = (seed.to_string(), capture.display().to_string());
+        let usual = ["--dgram", &ports, "--seed", &seed, "--capture", &capture];
+        Simulator::start(&[&usual, wire.arguments()].concat())
+    }
+
+    /// Runs a cell; its simulator ends in any case.
+    fn exchange(&mut self, cell: &Cell, seed: u64, capture: &Path) -> Result<Verdict> {
+        let sim = self.simulator(cell.wire, seed, capture)?;
+        let outcome = match cell.by {
+            By::Pingpong if cell.asks == Asks::Card => self.card_begins(cell, &sim),
+            By::Pingpong => self.kernel_begins(cell, &sim),
+            By::Perf(op) => self.perf(cell, op, &sim),
+        };
+        // what is wrong with the exchange says more than what is wrong with the card
+        outcome.and(sim.end()).map(|()| Verdict::Passed)
+    }
+
+    /// `verbena` on the card.
+    fn verbena(&self, cell: &Cell, sim: &Simulator, command: &str) -> Command {
+        let mut verbena = run::command("setpriv", ["--pdeathsig", "TERM"]);
+        verbena.arg(run::target().join("release/verbena")).args([command, "--device", "sim:card0"]);
+        verbena.args(["--mtu", &cell.mtu.to_string(), "--timeout", "300"]);
+        // a guest without KVM may take its time, and only a lost packet should be missed
+        verbena.args(["--ack-timeout", if cell.wire == Wire::Clean { "18" } else { "15" }]);
+        verbena.env("VERBENA_RUN", &sim.folder);
+        if cell.ipv6 {
+            verbena.env("VERBENA_NEIGHBOURS", format!("fd00::1={CARD_MAC},fd00::2={GUEST_MAC}"));
+        }
+        verbena
+    }
+
+    fn pingpong(&self, cell: &Cell, sim: &Simulator) -> Command {
+        let mut verbena = self.verbena(cell, sim, "pingpong");
+        verbena.args(["--size", &cell.size.to_string(), "--iters", &cell.count.to_string()]);
+        verbena.args(["--linger", if cell.wire == Wire::Clean { "100" } else { "1000" }]);
+        verbena
+    }
+
+    fn card_begins(&mut self, cell: &Cell, sim: &Simulator) -> Result<()> {
+        let server = ibv_rc_pingpong(cell, "-c");
+        self.guest.ask(&format!(
+            "rm -f /tmp/rc\n\
+             (code=0; {server} > /tmp/out 2>&1 || code=$?; echo $code > /tmp/rc) &\n\
+             until grep -Eq ':{PINGPONG:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
+        ))?;
+        let mut verbena = self.pingpong(cell, sim);
+        verbena.args(["--connect", &format!("127.0.0.1:{}", self.pingpong)]);
+        let ours = run::show(&mut verbena);
+        // a server whose peer has failed waits for ever
+        let theirs = self.guest.ask(&format!(
+            "{} until [ -s /tmp/rc ]; do sleep 0.1; done\ncat /tmp/out\nexit $(cat /tmp/rc)",
+            if ours.is_ok() { "" } else { "killall ibv_rc_pingpong || true;" }
+        ));
+        ours?;
+        let said = theirs?;
+        ensure!(!said.contains("invalid data"), "the kernel's program found wrong bytes");
+        Ok(())
+    }
+
+    fn kernel_begins(&mut self, cell: &Cell, sim: &Simulator) -> Result<()> {
+        let mut verbena = self.pingpong(cell, sim);
+        verbena.args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped());
+        println!("$ {}", run::typed(&verbena));
+        let mut listener = Listener::start(&mut verbena)?;
+        let client = ibv_rc_pingpong(cell, &format!("-p {} 10.0.2.2", listener.port));
+        let theirs = self.guest.ask(&client);
+        let ours = listener.end(theirs.is_ok());
+        theirs?;
+        ours
+    }
+
+    fn perf(&mut self, cell: &Cell, op: &str, sim: &Simulator) -> Result<()> {
+        let mut verbena = self.verbena(cell, sim, "perf");
+        verbena.args(["--op", op, "--size", &cell.size.to_string(), "--count", &cell.count.to_string()]);
+        verbena.args((cell.asks == Asks::Kernel).then_some("--reverse"));
+        match cell.trouble {
+            Trouble::None => &mut verbena,
+            Trouble::LateReceives => verbena.arg("--late"),
+            Trouble::Wrong(what) => verbena.args(["--wrong", what]),
+            Trouble::PsnWraps => verbena.args(["--psn", "16777200"]),
+        };
+        verbena.args(["--connect", &format!("127.0.0.1:{}", self.peer)]);
+        // what the kernel's end finds, ours tells; what it died of, its log
+        run::show(&mut verbena).inspect_err(|_| drop(self.guest.ask("tail -n 1 /tmp/peer.log")))
+    }
+}
+
+/// The guest's program, with the GID of the cell's family.
+fn ibv_rc_pingpong(cell: &Cell, rest: &str) -> String {
+    let gid = if cell.ipv6 {
+        "fd00:0000:0000:0000:0000:0000:0000:0002"
+    } else {
+        "0000:0000:0000:0000:0000:ffff:0a00:0002"
+    };
+    let find = format!("basename $(grep -l {gid} /sys/class/infiniband/rxe0/ports/1/gids/[0-9] | head -n 1)");
+    let Cell { size, count, mtu, .. } = cell;
+    format!("ibv_rc_pingpong -d rxe0 -g $({find}) -s {size} -n {count} -m {mtu} {rest}")
+}
+
+/// `verbena` at its end of a TCP port.
+struct Listener {
+    process: Child,
+    port: u16,
+    errors: BufReader<std::process::ChildStderr>,
+}
+
+impl Listener {
+    fn start(command: &mut Command) -> Result<Listener> {
+        let mut process = command.spawn().context("cannot start setpriv")?;
+        let mut errors = BufReader::new(process.stderr.take().context("no pipe")?);
+        let mut line = String::new();
+        errors.read_line(&mut line)?;
+        let port = line.trim().strip_prefix("listening on 127.0.0.1:").and_then(|port| port.parse().ok());
+        let mut listener = Listener { process, port: 0, errors };
+        listener.port = match port {
+            Some(port) => port,
+            None => {
+                listener.end(false)?;
+                bail!("it does not listen: {line}")
+            }
+        };
+        Ok(listener)
+    }
+
+    /// Waits for its end, or brings it about.
+    fn end(&mut self, wait: bool) -> Result<()> {
+        if !wait {
+            self.process.kill()?;
+        }
+        let mut said = String::new();
+        self.errors.read_to_string(&mut said)?;
+        eprint!("{said}");
+        let status = self.process.wait()?;
+        ensure!(!wait || status.success(), "verbena ended with {status}: {}", said.trim());
+        Ok(())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_has_its_own_name_and_the_card_asks_for_all_that_the_kernel_does() {
+        let cells = cells();
+        let mut names: Vec<_> = cells.iter().map(Cell::name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), cells.len());
+        let of_kernel = names.iter().filter_map(|name| name.strip_prefix("kernel-"));
+        let mut missing = of_kernel.filter(|name| !names.contains(&format!("card-{name}")));
+        assert_eq!(missing.next(), None);
+    }
+
+    #[test]
+    fn a_row_tells_what_is_not_usual() {
+        let usual = Cell::new(By::Perf("read"), Asks::Kernel, 5001, 16);
+        let cell = Cell { mtu: 256, ipv6: true, wire: Wire::Lossy, trouble: Trouble::Wrong("key"), ..usual };
+        assert_eq!(cell.name(), "kernel-read-5001-mtu256-ipv6-lossy-wrong-key");
+        let row = "| read, wrong key: refused, the rest flushed | kernel | pyverbs | 16 x 5001 | 256 | IPv6 \
+                   | 3 % lost | passes |";
+        assert_eq!(cell.row("passes"), row);
+    }
+
+    #[test]
+    fn the_kernels_program_is_given_the_gid_of_the_cells_family() {
+        let cell = Cell::new(By::Pingpong, Asks::Card, 64, 2);
+        let line = ibv_rc_pingpong(&cell, "-c");
+        assert!(line.contains("ffff:0a00:0002") && line.ends_with("-s 64 -n 2 -m 1024 -c"), "{line}");
+        assert!(ibv_rc_pingpong(&Cell { ipv6: true, ..cell }, "").contains("fd00:"));
+    }
+}

@@ -1,38 +1,61 @@
-//! `cargo ci synth`: the RTL through yosys' coarse synthesis: no latch, no loop, every memory stays a memory, and no
-//! more cells, flip-flops and memory bits than `ci/budget.toml` allows.
+//! `cargo ci synth`: the RTL through yosys.
 //!
 //! ```text
-//!   nic's emit ──> target/rtl/CONFIG/*.sv ──> ci/tools/synth (pyosys, in target/venv) ──> ci/budget.toml
+//!   nic's emit ──> target/rtl/CONFIG/*.sv ──> ci/tools/synth  (coarse) ──> ci/budget.toml
+//!                                        └──> ci/tools/map    (--map)  ──> ci/mapped.toml
 //! ```
-//! Coarse means before any mapping to a device: minutes become seconds, and the numbers compare between commits,
-//! not with a device's.
+//! Coarse means before any mapping to a device: no latch, no loop, every memory stays a memory, no more cells,
+//! flip-flops and memory bits than budgeted. Minutes become seconds, and the numbers compare between commits, not with a device's.
+//! `--map` maps each module to LUTs, flip-flops, block RAM and UltraRAM of a device and says how many levels its
+//! longest way has; it takes minutes, but what did not change is taken from target/mapped.
 
 use std::{fs, path::PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
 
 use crate::{Args, Task, install, run, step::Verdict};
 
 const EMIT: &str = "hdl/nic/src/bin/emit.rs";
+/// What `--map` maps by itself: names of the configurations, and of the devices that `ci/tools/map` knows.
+const CONFIGS: [&str; 2] = ["small", "full"];
+const DEVICES: [&str; 2] = ["ecp5", "xcup"];
 
 /// The task `synth`.
 pub const TASK: Task = Task {
     name: "synth",
-    args: "[--config NAME] [--update]",
-    about: "coarse synthesis of the RTL: no latch, memories stay memories, within ci/budget.toml",
+    args: "[--config NAME] [--map [--device ecp5|xcup] [--paths]] [--update]",
+    about: "synthesis of the RTL within its budgets: coarse, or mapped to a device with the levels of each module",
     needs: &[EMIT],
     run: |mut args: Args| {
-        let (mut config, mut update) = ("small".to_owned(), false);
+        let (mut config, mut device, mut maps, mut paths, mut update) = (None, None, false, false, false);
         while let Some(arg) = args.next()? {
             match arg {
-                Long("config") => config = args.value()?.string()?,
+                Long("config") => config = Some(args.value()?.string()?),
+                Long("device") => device = Some(args.value()?.string()?),
+                Long("map") => maps = true,
+                Long("paths") => paths = true,
                 Long("update") => update = true,
                 other => return Err(other.unexpected().into()),
             }
         }
         install::install(false)?;
-        synth(&config, update).map(|_| ())
+        if !maps {
+            if device.is_some() || paths {
+                bail!("--device and --paths go with --map");
+            }
+            return synth(config.as_deref().unwrap_or(CONFIGS[0]), update).map(|_| ());
+        }
+        let all = |one: Option<String>, every: [&str; 2]| {
+            one.map_or_else(|| every.map(String::from).to_vec(), |name| vec![name])
+        };
+        let devices = all(device, DEVICES);
+        for config in all(config, CONFIGS) {
+            for device in &devices {
+                map(&config, device, paths, update)?;
+            }
+        }
+        Ok(())
     },
 };
 
@@ -41,6 +64,21 @@ pub fn synth(config: &str, update: bool) -> Result<Verdict> {
     if !TASK.is_real() {
         return Ok(Verdict::Skipped(format!("{EMIT} is not in the tree")));
     }
+    judge("synth", config, "ci/budget.toml", &[], update)?;
+    Ok(Verdict::Passed)
+}
+
+/// Emits one configuration and maps its modules to a device.
+fn map(config: &str, device: &str, paths: bool, update: bool) -> Result<()> {
+    println!("{config} on {device}");
+    let cache = run::target().join("mapped").display().to_string();
+    let mut options = vec!["--device", device, "--cache", &cache];
+    options.extend(paths.then_some("--paths"));
+    judge("map", config, "ci/mapped.toml", &options, update)
+}
+
+/// Emits one configuration and gives it to a tool of `ci/tools`, which has proved itself before.
+fn judge(tool: &str, config: &str, budget: &str, options: &[&str], update: bool) -> Result<()> {
     let python = venv()?;
     let out = run::target().join("rtl").join(config);
     if out.exists() {
@@ -49,15 +87,17 @@ pub fn synth(config: &str, update: bool) -> Result<Verdict> {
     let mut emit =
         run::cargo(["run", "--package", "nic", "--bin", "emit", "--", "--config", config, "--out"]);
     run::show(emit.arg(&out))?;
-    let tool = || run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/synth".as_ref()]);
+    let tool = || {
+        let path = format!("ci/tools/{tool}");
+        run::command("env", [python.as_os_str(), "-B".as_ref(), path.as_ref()])
+    };
     run::show(tool().arg("--self-test"))?;
     let mut tool = tool();
-    tool.args(["--name", config, "--budget", "ci/budget.toml"]);
+    tool.args(["--name", config, "--budget", budget]).args(options);
     if update {
         tool.arg("--update");
     }
-    run::show(tool.arg(&out))?;
-    Ok(Verdict::Passed)
+    run::show(tool.arg(&out))
 }
 
 /// The Python with pyosys, made on first use and again when the pinned versions change; its path.

@@ -19,6 +19,7 @@ use nic::pcie::tags::{Settle, Tags};
 use nic::pcie::transmit::Transmit;
 use nic::prim::{
     async_fifo::AsyncFifo,
+    block_fifo::BlockFifo,
     fifo::Fifo,
     merge::merge,
     pick::{from, lowest, one_hot, round_robin},
@@ -123,6 +124,24 @@ const FIFO: Proof = Proof {
 #[test]
 fn a_fifo_loses_doubles_and_reorders_nothing() {
     prove(&FIFO, &RESET);
+}
+
+#[test]
+fn a_fifo_in_block_ram_loses_doubles_and_reorders_nothing() {
+    let proof = Proof {
+        name: "block_fifo",
+        inputs: &[("offer", 1), ("take", 1)],
+        around: |i| {
+            let f = instance("fifo", &BlockFifo { depth: 4, width: 4 });
+            let inside = numbered(&f.input, &f.output, i[0], i[1]);
+            assert_always("refuses_only_when_full", f.input.ready.eq(inside.lt(4)));
+            assert_always("offers_unless_empty", f.output.valid.eq(inside.any()));
+            let full = reg_init("was_full", 1, 0);
+            when(inside.eq(4), || full.set(1));
+            cover("full_and_empty_again", full & inside.none());
+        },
+    };
+    prove(&proof, &RESET);
 }
 
 #[test]

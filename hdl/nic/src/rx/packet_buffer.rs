@@ -18,7 +18,7 @@
 
 use crate::config::Config;
 use crate::flow::{Count, FrameBeat, Headers};
-use crate::prim::fifo::Fifo;
+use crate::prim::block_fifo::BlockFifo;
 use crate::rx::parse::Parse;
 use crate::rx::verify::Verify;
 use crate::tx::packetise::{BASE, at_least};
@@ -177,7 +177,7 @@ impl Module for PacketBuffer {
 
         // the judgement
         // whose headers wait has a slot, so this is never full: place may stand still for as long as there are slots
-        let queue = instance("queue", &Fifo { depth: c.packet_slots, width: Headers::total_width(c) });
+        let queue = instance("queue", &BlockFifo { depth: c.packet_slots, width: Headers::total_width(c) });
         let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
         let room = !overflow & !no_slot;
         hdl::assert_always("headers_find_a_place", !accept | queue.input.ready);

@@ -25,8 +25,10 @@ use crate::{
         xgmii::{self, Malformed},
     },
 };
+use contract::TraceEntry;
+use nic::{flow::TIME, trace::SOURCES};
 use pcie_sim::{Iommu, Kind, RawTlp, RootComplex, RootConfig, Sideband, Time};
-use std::{net::Ipv4Addr, path::Path};
+use std::{net::Ipv4Addr, path::Path, sync::Arc};
 use verilated::{Input, Instance, Model, Output};
 
 /// Period of the core clock (250 MHz) in ps.
@@ -226,11 +228,23 @@ struct Pins {
     now_value: Input,
 }
 
+/// What the stages tell: [`Card::mark`].
+struct MarkPins {
+    valid: Output,
+    entries: Vec<Output>,
+    now: Output,
+}
+
+/// Bits of a mark.
+const MARK: u32 = TraceEntry::BITS - TIME;
+
 /// A built model whose pins are those of a card; makes any number of cards.
 #[derive(Clone)]
 pub struct CardModel {
     model: Model,
     pins: Pins,
+    /// A model that is no card of ours may lack them.
+    mark_pins: Option<Arc<MarkPins>>,
 }
 
 impl CardModel {
@@ -355,7 +369,17 @@ impl CardModel {
             now_load: input("now_load", 1)?,
             now_value: input("now_value", 64)?,
         };
-        Ok(Self { model, pins })
+        let mark_pins = if model.ports().iter().any(|port| port.name == "trace_valid") {
+            let entry = |i| output(&format!("trace_{i}"), MARK);
+            Some(Arc::new(MarkPins {
+                valid: output("trace_valid", SOURCES)?,
+                entries: (0..SOURCES).map(entry).collect::<Result<_, _>>()?,
+                now: output("now", 64)?,
+            }))
+        } else {
+            None
+        };
+        Ok(Self { model, pins, mark_pins })
     }
 
     /// Whether its cards can write waves.
@@ -625,6 +649,11 @@ pub struct Card {
     /// When it took the last beat of a frame, in ps.
     frame_taken: u64,
     violations: Vec<Violation>,
+    /// Of the model; [`Card::mark`] takes it along.
+    mark_pins: Option<Arc<MarkPins>>,
+    /// Those that are looked at.
+    marking: Option<Arc<MarkPins>>,
+    marks: Vec<(u64, TraceEntry)>,
     dumped: Option<u64>,
 }
 
@@ -657,6 +686,9 @@ impl Card {
             request_taken: 0,
             frame_taken: 0,
             violations: Vec::new(),
+            mark_pins: model.mark_pins.clone(),
+            marking: None,
+            marks: Vec::new(),
             dumped: None,
             config,
         };
@@ -747,6 +779,16 @@ impl Card {
             self.quiet_clocks = 0;
             self.due = NEVER;
         }
+    }
+
+    /// Whether it remembers what its stages tell, for [`Card::take_marks`]. The cycles are the same.
+    pub fn mark(&mut self, wanted: bool) {
+        self.marking = self.mark_pins.clone().filter(|_| wanted);
+    }
+
+    /// What its stages told since this was asked last: core clocks since reset, and what the ring of the card would hold.
+    pub fn take_marks(&mut self) -> std::vec::Drain<'_, (u64, TraceEntry)> {
+        self.marks.drain(..)
     }
 
     /// Starts writing waves.
@@ -876,6 +918,9 @@ impl Card {
             if !in_reset && self.top.get(pins.cc.valid) != 0 {
                 self.collect_completion(now);
             }
+            if !in_reset && self.marking.is_some() {
+                self.collect_marks();
+            }
             self.top.set(pins.clock, 1);
         }
         let mut moved = None;
@@ -916,6 +961,26 @@ impl Card {
         let nonposted = self.root.can_accept(Time(now), Kind::NonPosted, 0);
         self.top.set(pins.posted_ok, posted.into());
         self.top.set(pins.nonposted_ok, nonposted.into());
+    }
+
+    fn collect_marks(&mut self) {
+        let Some(pins) = &self.marking else { return };
+        let mut sources = self.top.get(pins.valid);
+        if sources == 0 {
+            return;
+        }
+        let ticks = self.top.get(pins.now);
+        while sources != 0 {
+            let source = sources.trailing_zeros() as usize;
+            sources &= sources - 1;
+            let mut words = [0; MARK.div_ceil(32) as usize];
+            self.top.get_wide(pins.entries[source], &mut words);
+            // the time lies below what the pins say
+            let said = words.iter().rev().fold(0, |said, word| said << 32 | u128::from(*word));
+            let entry =
+                TraceEntry::unpack(&(said << TIME | u128::from(ticks) & ((1 << TIME) - 1)).to_le_bytes());
+            self.marks.push((ticks, entry));
+        }
     }
 
     fn collect_request(&mut self, now: u64) {

@@ -19,6 +19,7 @@ use crate::{
     function::Function,
     wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, line_time},
 };
+use contract::TraceEntry;
 use pcie_sim::{Iommu, RootComplex, Time, TlpRecord, config::Enumeration};
 use peer::Endpoint;
 use std::{
@@ -93,6 +94,9 @@ pub struct Sight {
 /// Told of every frame that is sent: by which side, the frame, whether the wire lost it.
 pub type Watcher = Box<dyn FnMut(Side, &Frame, bool) + Send>;
 
+/// Told of everything that a stage of a card decides: which card, its core clocks since reset, what.
+pub type Marker = Box<dyn FnMut(usize, u64, &TraceEntry) + Send>;
+
 struct TlpLog {
     path: PathBuf,
     file: BufWriter<File>,
@@ -116,6 +120,7 @@ pub struct Room {
     logs: Vec<Option<TlpLog>>,
     sights: Option<Vec<Sight>>,
     watcher: Option<Watcher>,
+    marker: Option<Marker>,
     seed: u64,
     pub(crate) functions: Vec<Function>,
 }
@@ -153,6 +158,7 @@ impl Room {
             logs,
             sights: None,
             watcher: None,
+            marker: None,
             seed,
             functions,
         })
@@ -322,6 +328,14 @@ impl Room {
         self.watcher = watcher;
     }
 
+    /// Tells `marker` of everything that the stages decide from now on.
+    pub fn mark(&mut self, marker: Option<Marker>) {
+        for card in &mut self.cards {
+            card.mark(marker.is_some());
+        }
+        self.marker = marker;
+    }
+
     /// The frames that were sent since [`Room::remember_frames`], in order of their ends.
     pub fn sights(&self) -> &[Sight] {
         self.sights.as_deref().unwrap_or(&[])
@@ -482,6 +496,9 @@ impl Room {
                 }
             }
             let frame = card.edge(at, core, line)?;
+            if let Some(marker) = &mut self.marker {
+                card.take_marks().for_each(|(ticks, entry)| marker(index, ticks, &entry));
+            }
             if let Some(frame) = frame {
                 self.send(index, frame)?;
             }

@@ -5,7 +5,7 @@
 
 use crate::layout::{Codes, Layout, Order};
 use crate::register::{REGISTERS, Register};
-use crate::{command, context, doorbell, opcode, pcie, reject, ring, verbs, wire};
+use crate::{command, context, doorbell, opcode, pcie, reject, ring, trace, verbs, wire};
 
 /// Every structure between driver and card, and every header.
 pub const LAYOUTS: &[Layout] = &[
@@ -28,6 +28,7 @@ pub const LAYOUTS: &[Layout] = &[
     context::PortConfig::LAYOUT,
     command::CommandEntry::LAYOUT,
     command::CommandResponse::LAYOUT,
+    trace::TraceEntry::LAYOUT,
     wire::EthernetHeader::LAYOUT,
     wire::VlanTag::LAYOUT,
     wire::Ipv4Header::LAYOUT,
@@ -64,6 +65,7 @@ pub const CODES: &[Codes] = &[
     reject::Stage::TABLE,
     reject::Reject::TABLE,
     reject::StageCounter::TABLE,
+    trace::TraceEvent::TABLE,
 ];
 
 const fn byte(hash: u64, byte: u8) -> u64 {

@@ -28,6 +28,7 @@ pub mod context;
 pub mod command;
 pub mod reject;
 pub mod register;
+pub mod trace;
 pub mod hash;
 pub mod doc;
 
@@ -40,6 +41,7 @@ pub use hash::LAYOUT_HASH;
 pub use opcode::Opcode;
 pub use reject::{Reject, Stage, StageCounter};
 pub use ring::{AtomicOperands, Cqe, Eqe, EventKind, SendWqe, Sge};
+pub use trace::{TraceEntry, TraceEvent};
 pub use verbs::{AsyncEvent, PathMtu, QpState, Transport, WcOpcode, WcStatus, WrOpcode};
 pub use wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, EthernetHeader, Ieth, ImmDt, Ipv4Header, Ipv6Header, Reth,

@@ -157,10 +157,20 @@ registers! {
     PORT_MTU port_mtu 0x0308 32 [1] Ro Reset::Config, "mac";
     /// Bit 0: link up.
     PORT_STATUS port_status 0x030c 32 [1] Ro Reset::Live, "mac";
+    /// Bit 0: the stage trace is written. A 0 to 1 step starts `trace_producer` at 0.
+    TRACE_CONTROL trace_control 0x0400 32 [1] Rw Reset::Value(0), "trace";
+    /// Which stages are traced: bit = `Stage` code. Ends of reads go with Pcie; refusals are always traced.
+    TRACE_STAGES trace_stages 0x0404 32 [1] Rw Reset::Value(0x1_ffff), "trace";
+    /// Entries written since the trace was started.
+    TRACE_PRODUCER trace_producer 0x0408 64 [1] Ro Reset::Value(0), "trace";
+    /// Entries that the ring holds; 0: this card has none.
+    TRACE_ENTRIES trace_entries 0x0410 32 [1] Ro Reset::Config, "trace";
     /// Refusals, one counter per `Reject` code.
     REJECT_COUNTERS reject 0x1000 64 [Reject::ALL.len() as u32] Ro Reset::Value(0), "csr";
     /// Events, one counter per `StageCounter` code.
     STAGE_COUNTERS stage 0x1800 64 [StageCounter::ALL.len() as u32] Ro Reset::Value(0), "csr";
+    /// The ring: `TraceEntry` n at 16 * (n modulo `trace_entries`), as two quadwords.
+    TRACE_RING trace_ring 0x4000 64 [2 * crate::trace::WINDOW_ENTRIES] Ro Reset::Value(0), "trace";
 }
 
 /// `status` bit: nothing is under way but timers.
@@ -169,6 +179,9 @@ pub const STATUS_QUIET: u32 = 1;
 pub const STATUS_ERROR: u32 = 2;
 /// `port_status` bit: the link is up.
 pub const PORT_LINK_UP: u32 = 1;
+
+/// `trace_control` bit: the stage trace is written.
+pub const TRACE_ENABLE: u32 = 1;
 
 /// Bits of the register `features`.
 pub mod feature {
@@ -194,6 +207,8 @@ pub mod feature {
     pub const INVALIDATE: u32 = 1 << 9;
     /// CQ moderation.
     pub const MODERATION: u32 = 1 << 10;
+    /// The stage trace.
+    pub const TRACE: u32 = 1 << 11;
 }
 
 /// Offset of a reject counter.
@@ -207,4 +222,4 @@ pub const fn stage_counter(counter: StageCounter) -> u32 {
 }
 
 /// Size of BAR0 in bytes.
-pub const BAR0_BYTES: u32 = 0x2000;
+pub const BAR0_BYTES: u32 = 0x8000;

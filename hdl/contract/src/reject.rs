@@ -7,7 +7,8 @@
 use crate::codes;
 
 codes! {
-    /// The stages of the card, in the order of the way of the data: transmit, receive, then those beside them.
+    /// The stages of the card, in the order of the way of the data: transmit, receive, then those beside them. Parse, verify and
+    /// the receiving half of mac never wait, they drop; what respond waits for counts as a stall of segment or packetise.
     enum Stage {
         /// Takes doorbell writes.
         Doorbell = 0,
@@ -280,5 +281,21 @@ codes! {
         PlaceStall = 20,
         /// Cycles in which complete waited.
         CompleteStall = 21,
+        /// Turns of segment that found no room for their packet.
+        SegmentStall = 22,
+        /// Cycles in which a host write to a doorbell page waited.
+        DoorbellStall = 23,
+        /// Cycles in which a packet waited for place or acknowledge.
+        CheckStall = 24,
+        /// Cycles in which a response waited for place, or a CQE for complete.
+        AcknowledgeStall = 25,
+        /// Cycles in which an EQE waited.
+        NotifyStall = 26,
+        /// Cycles in which a PCI Express write waited for credit.
+        PostedStall = 27,
+        /// Cycles in which a PCI Express read waited for credit.
+        NonpostedStall = 28,
+        /// Entries of the stage trace that were lost in the card.
+        TraceLost = 29,
     }
 }

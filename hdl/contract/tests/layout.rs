@@ -420,12 +420,33 @@ fn registers_are_aligned_ascending_and_do_not_overlap() {
         ("port_mac", 0x300, 64, Access::Ro),
         ("reject", 0x1000, 64, Access::Ro),
         ("stage", 0x1800, 64, Access::Ro),
+        ("trace_control", 0x400, 32, Access::Rw),
+        ("trace_producer", 0x408, 64, Access::Ro),
+        ("trace_ring", 0x4000, 64, Access::Ro),
     ] {
         let register = find(name);
         assert_eq!((register.offset, register.width, register.access), (offset, width, access), "{name}");
     }
     assert_eq!(register::MAGIC_VALUE.to_le_bytes(), *b"VRBN");
     assert_eq!(register::reject_counter(Reject::CommandFetchFailed), 0x1000 + 8 * 56);
+}
+
+#[test]
+fn a_trace_entry_packs_as_stated() {
+    let entry = TraceEntry {
+        time: 0x0504_0302_01,
+        event: 0x06,
+        qp: 0x0807,
+        index: 0x0a09,
+        psn: 0x0d_0c0b,
+        opcode: 0x0e,
+        detail: 0x100f,
+    };
+    let bytes: [u8; 16] = std::array::from_fn(|i| i as u8 + 1);
+    assert_eq!(entry.pack(), bytes);
+    assert_eq!(TraceEntry::unpack(&bytes), entry);
+    assert!(TraceEvent::ALL.iter().all(|event| event.code() > 0), "0 is no event");
+    assert_eq!(TraceEvent::Retire.stage(), Stage::Acknowledge);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Requirements: LINE PCIE
 
 use contract::ring::{MAX_INLINE, MAX_SGE, SEND_FETCH_BYTES};
+use contract::trace::WINDOW_ENTRIES;
 use hdl::index_width;
 
 /// Sizes and features of a card. Powers of two where said; checked by [`Config::validate`].
@@ -61,6 +62,8 @@ pub struct Config {
     pub transmit_slots: u32,
     /// Entries of the miss queue of `place` (power of two).
     pub misses: u32,
+    /// Entries of the stage trace (power of two, at least 4); 0: none.
+    pub trace_entries: u32,
     /// Core clock.
     pub core_clock_khz: u32,
     /// Core clocks in 4.096 us, the unit of transport timeouts.
@@ -99,6 +102,7 @@ impl Config {
             transmit_buffer_bytes: 32768,
             transmit_slots: 32,
             misses: 8,
+            trace_entries: WINDOW_ENTRIES,
             core_clock_khz: 250_000,
             ticks_per_4096ns: 1024,
             // 20 ms: above the 10 ms below which expiry is discouraged
@@ -238,6 +242,14 @@ impl Config {
         ];
         if let Some((name, v)) = powers.iter().find(|(_, v)| !v.is_power_of_two() || *v < 2) {
             return Err(format!("config `{}`: {name} = {v} must be a power of two, at least 2", self.name));
+        }
+        let traces =
+            self.trace_entries.is_power_of_two() && (4..=WINDOW_ENTRIES).contains(&self.trace_entries);
+        if self.trace_entries != 0 && !traces {
+            return Err(format!(
+                "config `{}`: trace_entries = {} must be 0 or a power of two, 4..={WINDOW_ENTRIES}",
+                self.name, self.trace_entries
+            ));
         }
         if self.data_bytes != 8 && self.data_bytes != 64 {
             return Err(format!("config `{}`: data_bytes = {} must be 8 or 64", self.name, self.data_bytes));

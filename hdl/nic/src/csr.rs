@@ -11,10 +11,11 @@ use crate::config::Config;
 use crate::flow::Count;
 use crate::pcie::bar::RegisterAccess;
 use contract::register as r;
-use contract::{Reject, StageCounter};
+use contract::trace::WINDOW_ENTRIES;
+use contract::{Reject, Stage, StageCounter};
 use hdl::{
-    Memory, Module, PortBuilder, Ports, Sig, Stream, any_of, cat, constant, delay, high, lit, low, mux, reg,
-    reg_init, when, wire,
+    Memory, Module, PortBuilder, Ports, Sig, Stream, any_of, cat, constant, delay, high, index_width, lit,
+    low, mux, reg, reg_init, when, wire,
 };
 
 /// Events to add to a stage counter.
@@ -48,6 +49,16 @@ pub struct CsrIo {
     pub now: Sig,
     /// Earliest deadline; all ones: none.
     pub next_due: Sig,
+    /// The stage trace is on.
+    pub trace_enable: Sig,
+    /// For these stages.
+    pub trace_stages: Sig,
+    /// Entries written.
+    pub trace_producer: Sig,
+    /// Quadword of the ring that is wanted in the next clock.
+    pub trace_address: Sig,
+    /// It.
+    pub trace_word: Sig,
     /// Nothing under way.
     pub quiet: Sig,
     /// MAC address of the port.
@@ -84,6 +95,11 @@ impl Ports for CsrIo {
             data: p.source("read", &64.into()),
             now: p.input("now", &64.into()),
             next_due: p.input("next_due", &64.into()),
+            trace_enable: p.output("trace_enable", &1.into()),
+            trace_stages: p.output("trace_stages", &(Stage::ALL.len() as u32).into()),
+            trace_producer: p.input("trace_producer", &64.into()),
+            trace_address: p.output("trace_address", &index_width(2 * WINDOW_ENTRIES).into()),
+            trace_word: p.input("trace_word", &64.into()),
             quiet: p.input("quiet", &1.into()),
             port_mac: p.input("port_mac", &48.into()),
             port_mtu: p.input("port_mtu", &16.into()),
@@ -132,7 +148,8 @@ impl Csr {
                     | r::feature::IPV6
                     | r::feature::INVALIDATE
                     | r::feature::MODERATION
-                    | r::feature::PUSH,
+                    | r::feature::PUSH
+                    | if c.trace_entries > 0 { r::feature::TRACE } else { 0 },
             ),
             (r::DATAPATH_BYTES, c.data_bytes),
             (r::CORE_CLOCK_KHZ, c.core_clock_khz),
@@ -152,6 +169,7 @@ impl Csr {
             (r::READ_TAGS, c.read_tags),
             (r::READ_COUNT, c.reads),
             (r::RESPONSE_COUNT, c.responses),
+            (r::TRACE_ENTRIES, c.trace_entries),
         ]
     }
 }
@@ -176,6 +194,8 @@ impl Module for Csr {
         let log_depth = reg_init("command_log_depth_value", 32, 0);
         let producer = reg_init("command_producer_value", 32, 0);
         let enable = reg_init("command_enable_value", 32, 0);
+        let trace_control = reg_init("trace_control_value", 32, 0);
+        let trace_stages = reg_init("trace_stages_value", 32, (1 << Stage::ALL.len()) - 1);
         let merged = |old: Sig, data: Sig, enables: Sig| {
             let bytes: Vec<Sig> =
                 (0..old.width() / 8).rev().map(|i| mux(enables.bit(i), data.byte(i), old.byte(i))).collect();
@@ -185,9 +205,13 @@ impl Module for Csr {
         for (reg, offset) in [(command_base, r::COMMAND_BASE), (response_base, r::RESPONSE_BASE)] {
             when(write & at(offset), || reg.set(merged(reg, a.data, a.enables)));
         }
-        for (reg, offset) in
-            [(log_depth, r::COMMAND_LOG_DEPTH), (producer, r::COMMAND_PRODUCER), (enable, r::COMMAND_ENABLE)]
-        {
+        for (reg, offset) in [
+            (log_depth, r::COMMAND_LOG_DEPTH),
+            (producer, r::COMMAND_PRODUCER),
+            (enable, r::COMMAND_ENABLE),
+            (trace_control, r::TRACE_CONTROL),
+            (trace_stages, r::TRACE_STAGES),
+        ] {
             let half = offset / 4 % 2;
             let (data, enables) = (a.data.bits(half * 32, 32), a.enables.bits(half * 4, 4));
             when(write & at(offset), || reg.set(merged(reg, data, enables)));
@@ -197,6 +221,8 @@ impl Module for Csr {
         io.command_log_depth.set(log_depth.bits(0, 4));
         io.command_producer.set(producer.bits(0, 16));
         io.command_enable.set(enable.bit(0));
+        io.trace_enable.set(trace_control.bit(0));
+        io.trace_stages.set(trace_stages.bits(0, io.trace_stages.width()));
 
         // the quadword of everything but counters
         let half = |value: Sig| value.resize(32);
@@ -215,6 +241,9 @@ impl Module for Csr {
         both(&mut halves, r::NOW, io.now);
         both(&mut halves, r::NEXT_DUE, io.next_due);
         halves.push((r::STATUS, half(io.quiet)));
+        halves.push((r::TRACE_CONTROL, trace_control));
+        halves.push((r::TRACE_STAGES, trace_stages));
+        both(&mut halves, r::TRACE_PRODUCER, io.trace_producer);
         both(&mut halves, r::PORT_MAC, io.port_mac.extend(64));
         halves.push((r::PORT_MTU, half(io.port_mtu)));
         halves.push((r::PORT_STATUS, half(io.link_up)));
@@ -280,7 +309,9 @@ impl Module for Csr {
         when(any_of(&events), || lag.set(LAG)).elif(lag.any(), || lag.set(lag - 1));
         io.idle.set(lag.none() & !first_pass & !clearing);
 
-        // reads: the memory answers one clock later, so everything does
+        // reads: memory and ring answer one clock later, so everything does
+        io.trace_address.set(address.bits(3, io.trace_address.width()));
+        let of_ring = delay("is_trace", address.bits(13, 7).eq(r::TRACE_RING >> 13));
         let counter_area = address.ge(r::REJECT_COUNTERS) & address.lt(r::STAGE_COUNTERS + 512);
         let in_stage = address.ge(r::STAGE_COUNTERS);
         let counter = cat(&[in_stage, address.bits(3, 6)]);
@@ -294,7 +325,7 @@ impl Module for Csr {
         let latched = reg("latched", 32);
         let latched_address = reg("latched_address", 20);
         let latched_valid = reg_init("latched_valid", 1, 0);
-        let fresh = mux(is_counter, word, plain).named("fresh");
+        let fresh = mux(of_ring, io.trace_word, mux(is_counter, word, plain)).named("fresh");
         let high_only = wanted.bits(0, 4).none() & wanted.bits(4, 4).any();
         let low_only = wanted.bits(4, 4).none() & wanted.bits(0, 4).any();
         let from_latch = high_only & latched_valid & latched_address.eq(read_address);

@@ -19,6 +19,7 @@ use crate::config::Config;
 use crate::qp::{INDEX, PSN};
 use contract::Opcode;
 use contract::ring::MAX_SGE;
+use contract::{TraceEvent, trace::TraceEntryBits};
 use hdl::{Bundle, Sig, cat, lit, low};
 
 /// A QP may have something to send.
@@ -720,6 +721,64 @@ pub struct Count {
     #[shape(6)]
     pub index: Sig,
 }
+
+/// What a stage tells trace of one thing that it decided. Pulse, never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Mark {
+    /// In this clock.
+    pub valid: Sig,
+    /// `contract::TraceEvent`.
+    #[shape(8)]
+    pub event: Sig,
+    /// Which QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// See the event.
+    #[shape(INDEX)]
+    pub index: Sig,
+    /// PSN.
+    #[shape(PSN)]
+    pub psn: Sig,
+    /// BTH opcode.
+    #[shape(8)]
+    pub opcode: Sig,
+    /// See the event.
+    #[shape(16)]
+    pub detail: Sig,
+}
+
+impl Mark {
+    /// That event of that QP, and nothing more.
+    pub fn of(event: TraceEvent, valid: Sig, qp: Sig) -> Mark {
+        Mark {
+            valid,
+            event: lit(8, event.code().into()),
+            qp,
+            index: lit(INDEX, 0),
+            psn: lit(PSN, 0),
+            opcode: lit(8, 0),
+            detail: lit(16, 0),
+        }
+    }
+    /// As the ring holds it, but for the time: bits 127:40 of `contract::TraceEntry`.
+    pub fn entry(&self) -> Sig {
+        TraceEntryBits {
+            time: lit(TIME, 0),
+            event: self.event,
+            qp: self.qp.extend(16),
+            index: self.index,
+            psn: self.psn,
+            opcode: self.opcode,
+            detail: self.detail,
+        }
+        .pack()
+        .bits(TIME, TraceEntryBits::BITS - TIME)
+    }
+}
+
+/// Bits of the time in an entry.
+pub const TIME: u32 = 40;
 
 /// Who reads host memory.
 #[derive(hdl::HwEnum, Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,6 +14,7 @@ pub mod table;
 pub mod mr;
 pub mod command;
 pub mod csr;
+pub mod trace;
 pub mod tx;
 pub mod rx;
 pub mod pcie;

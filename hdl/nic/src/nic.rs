@@ -12,7 +12,9 @@
 use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
-use crate::flow::{Count, PcieConfig, Table, TableWrite, TlpBeat, Wake, WakePulse, response};
+use crate::flow::{
+    Count, Mark, PcieConfig, ReadClient, Table, TableWrite, TlpBeat, Wake, WakePulse, response,
+};
 use crate::mac::{
     Mac, MacIo,
     pins::{LineIn, LineOut},
@@ -34,14 +36,15 @@ use crate::rx::notify::Notify;
 use crate::rx::packet_buffer::PacketBuffer;
 use crate::rx::place::Place;
 use crate::table::Lines;
+use crate::trace::{Marks, Part, Source, Trace};
 use crate::tx::{
     doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, push::Push, read_list::ReadList,
     schedule::Schedule, segment::Segment, transmit_buffer::TransmitBuffer,
 };
-use contract::StageCounter;
+use contract::{Stage, StageCounter, TraceEvent};
 use hdl::{
     Bits, Bundle, Domain, Module, Ports, Sig, Stream, Width, all_of, any_of, cat, constant, high, instance,
-    lit, mux, reg_init, when, wire,
+    lit, low, mux, reg_init, when, wire,
 };
 
 /// The card.
@@ -124,6 +127,19 @@ pub struct NicIo {
     /// The earliest deadline; all ones: none.
     #[output(64)]
     pub next_due: Sig,
+    /// What every stage tells trace (simulation; unconnected on a board).
+    #[output]
+    pub trace: Marks,
+}
+
+/// A source of marks with a stage.
+const fn source(
+    name: &'static str,
+    events: &'static [TraceEvent],
+    stage: Stage,
+    parts: &'static [Part],
+) -> Source {
+    Source { name, events, stage: Some(stage), parts }
 }
 
 /// Readers of one state word or table: (address, where the word goes).
@@ -547,13 +563,12 @@ impl Nic {
         command.query_halted.set(any_of(&halts));
 
         // registers
-        let rejects = [
+        let others = [
             (crate::pcie::bar::REJECTS, bar.count),
             (crate::tx::doorbell::REJECTS, doorbell.count),
             (crate::tx::segment::REJECTS, segment.count),
             (crate::tx::gather::REJECTS, gather.count),
             (crate::rx::packet_buffer::REJECTS, packet_buffer.reject),
-            (crate::rx::check::REJECTS, check.count),
             (crate::rx::place::REJECTS, place.count),
             (crate::rx::acknowledge::REJECTS, acknowledge.count),
             (crate::rx::complete::REJECTS, complete.count),
@@ -561,11 +576,122 @@ impl Nic {
             (crate::pcie::read::REJECTS, read.count),
             (crate::command::REJECTS, command.count),
         ];
+        // check tells its own with QP and PSN
+        let of_check = (crate::rx::check::REJECTS, check.count);
+        let rejects: Vec<_> = others.iter().copied().chain([of_check]).collect();
+
+        // what the stages tell trace: names, and what of a mark is theirs
+        use Part::{Detail, Index, Opcode, Psn, Qp};
+        use {Stage as St, TraceEvent as T};
+        let number = |name: &str, pulse: Sig| {
+            let n = reg_init(name, INDEX, 0);
+            when(pulse, || n.set(n + 1));
+            n
+        };
+        let nobody = lit(c.qp_bits(), 0);
+        let ended = read.done;
+        let slot_bits = hdl::index_width(c.wqe_slots);
+        let (by_fetch, by_gather) =
+            (ended.client.eq(ReadClient::Fetch as u64), ended.client.eq(ReadClient::Gather as u64));
+        let gives = (packetise.frame.moves() & packetise.frame.data.last).named("frame_given");
+        let comes = (mac.receive.moves() & mac.receive.data.last).named("frame_comes");
+        let judged = packet_buffer.trace.valid | packet_buffer.reject.valid;
+        // refusals that no mark of a stage tells; of two in one clock the counters tell the other
+        let refused = others
+            .iter()
+            .fold((low(), lit(6, 0)), |(any, code), (_, s)| (any | s.valid, mux(s.valid, s.index, code)));
+        let marks: Vec<(Source, Mark)> = vec![
+            (
+                source("doorbell", &[T::Doorbell], St::Doorbell, &[Qp, Index, Detail]),
+                Mark {
+                    index: doorbell.post_sq.data,
+                    detail: doorbell.push.pushed.extend(16),
+                    ..Mark::of(T::Doorbell, doorbell.wake.valid, doorbell.wake.qp)
+                },
+            ),
+            (
+                source("schedule", &[T::Schedule], St::Schedule, &[Qp]),
+                Mark::of(
+                    T::Schedule,
+                    schedule.turn.moves() & !schedule.turn.data.fence,
+                    schedule.turn.data.qp,
+                ),
+            ),
+            (source("fetch", &[T::Fetch], St::Fetch, &[Qp, Index, Opcode, Detail]), fetch.trace),
+            (
+                source("read", &[T::Fetched, T::Gathered], St::Pcie, &[Qp, Detail]),
+                Mark {
+                    event: mux(by_fetch, lit(8, T::Fetched as u64), lit(8, T::Gathered as u64)),
+                    detail: mux(by_fetch, ended.id.bits(0, slot_bits).extend(16), ended.id.extend(16)),
+                    ..Mark::of(
+                        T::Fetched,
+                        ended.valid & (by_fetch | by_gather),
+                        mux(by_fetch, ended.id.bits(slot_bits, c.qp_bits()), nobody),
+                    )
+                },
+            ),
+            (
+                source("segment", &[T::Segment, T::Respond], St::Segment, &[Qp, Index, Psn, Opcode, Detail]),
+                segment.trace,
+            ),
+            (
+                source("respond", &[T::Respond], St::Respond, &[Qp, Psn, Opcode, Detail]),
+                Mark {
+                    psn: packetise.control.data.psn,
+                    opcode: packetise.control.data.opcode,
+                    detail: packetise.control.data.syndrome.extend(16),
+                    ..Mark::of(T::Respond, packetise.control.moves(), packetise.control.data.qp)
+                },
+            ),
+            (source("gather", &[T::Gather], St::Gather, &[Qp, Index, Psn, Opcode, Detail]), gather.trace),
+            (
+                source("packetise", &[T::Packetise], St::Packetise, &[Qp, Index, Psn, Opcode, Detail]),
+                Mark { index: number("frames_begun", packetise.trace.valid), ..packetise.trace },
+            ),
+            (
+                source("mac_send", &[T::MacSend], St::Mac, &[Index]),
+                Mark { index: number("frames_given", gives), ..Mark::of(T::MacSend, gives, nobody) },
+            ),
+            (
+                source("mac_receive", &[T::MacReceive], St::Mac, &[Index]),
+                Mark { index: number("frames_come", comes), ..Mark::of(T::MacReceive, comes, nobody) },
+            ),
+            (
+                source("verify", &[T::Verify], St::Verify, &[Qp, Index, Psn, Opcode, Detail]),
+                Mark { index: number("frames_judged", judged), ..packet_buffer.trace },
+            ),
+            (source("check", &[T::Check, T::Reject], St::Check, &[Qp, Psn, Opcode, Detail]), check.trace),
+            (source("place", &[T::Place], St::Place, &[Qp, Index, Psn, Detail]), place.trace),
+            (source("placed", &[T::Placed], St::Place, &[Qp, Index, Psn, Detail]), place.trace_done),
+            (
+                source(
+                    "acknowledge",
+                    &[T::Acknowledge, T::Retire],
+                    St::Acknowledge,
+                    &[Qp, Index, Psn, Opcode, Detail],
+                ),
+                acknowledge.trace,
+            ),
+            (source("complete", &[T::Complete], St::Complete, &[Qp, Index, Opcode, Detail]), complete.trace),
+            (source("notify", &[T::Notify], St::Notify, &[Qp]), Mark::of(T::Notify, notify.written, nobody)),
+            (
+                Source { name: "reject", events: &[T::Reject], stage: None, parts: &[Detail] },
+                Mark { detail: refused.1.extend(16), ..Mark::of(T::Reject, refused.0, nobody) },
+            ),
+        ];
+        io.trace.valid.set(cat(&marks.iter().rev().map(|(_, m)| m.valid).collect::<Vec<_>>()));
+        for (pin, (_, mark)) in io.trace.entries.iter().zip(&marks) {
+            pin.set(mark.entry());
+        }
+        let trace = (c.trace_entries > 0).then(|| {
+            instance("trace", &Trace { c: c.clone(), sources: marks.iter().map(|(s, _)| *s).collect() })
+        });
         let staged = |count: &Count, counter: StageCounter| count.valid & count.index.eq(counter as u64);
         let sent_frame = packetise.packet_count | packetise.ack_count | packetise.nak_count;
         let bytes = |pulse: Sig, length: Sig| length.extend(16) & pulse.repeat(16);
         use StageCounter as S;
-        let events: Vec<(S, Sig)> = vec![
+        let credit = |request: &Stream<TlpBeat>, ok: Sig| request.valid & request.data.first & !ok;
+        let mut events: Vec<(S, Sig)> = vec![
             (S::TxFrames, sent_frame),
             (S::TxBytes, bytes(sent_frame, packetise.frame_length)),
             (S::RxFrames, packet_buffer.frame_count),
@@ -585,12 +711,19 @@ impl Nic {
             (S::WriteTlps, transmit.write_sent),
             (S::ScheduleStall, schedule.stall),
             (S::FetchStall, fetch.stall),
-            (S::FetchStall, segment.stall),
+            (S::SegmentStall, segment.stall),
             (S::GatherStall, gather.stall),
             (S::PacketiseStall, packetise.stall),
             (S::PlaceStall, place.stall),
             (S::CompleteStall, complete.write.valid & !complete.write.ready),
+            (S::DoorbellStall, bar.doorbell.valid & !bar.doorbell.ready),
+            (S::CheckStall, check.stall),
+            (S::AcknowledgeStall, acknowledge.stall),
+            (S::NotifyStall, notify.write.valid & !notify.write.ready),
+            (S::PostedStall, credit(&write.request, io.posted_ok)),
+            (S::NonpostedStall, credit(&read.request, io.nonposted_ok)),
         ];
+        events.extend(trace.as_ref().map(|trace| (S::TraceLost, trace.lost)));
         let csr = instance(
             "csr",
             &Csr {
@@ -634,7 +767,28 @@ impl Nic {
         let next_due = mux(timeout.lt(event), timeout, event);
         io.next_due.set(next_due);
         csr.next_due.set(next_due);
+        match &trace {
+            Some(trace) => {
+                for (to, (_, mark)) in trace.marks.iter().zip(&marks) {
+                    to.assign(mark);
+                }
+                trace.enable.set(csr.trace_enable);
+                trace.stages.set(csr.trace_stages);
+                trace.now.set(now);
+                trace.address.set(csr.trace_address.resize(trace.address.width()));
+                csr.trace_word.set(trace.word);
+                csr.trace_producer.set(trace.producer);
+            }
+            None => {
+                csr.trace_word.set(lit(64, 0));
+                csr.trace_producer.set(lit(64, 0));
+            }
+        }
+        let traced = trace.as_ref().map_or(high(), |trace| trace.idle);
+        // 8 bits of the time of a mark that waits are not its own
+        hdl::assert_always("no_mark_waits_over_a_jump", !io.now_load | traced);
         let idle = all_of(&[
+            traced,
             bar.idle,
             msix.idle,
             command.idle,

@@ -313,6 +313,54 @@ fn a_counter_read_by_halves_is_whole() {
 }
 
 #[test]
+fn the_trace_window_is_read_by_quadwords_and_by_halves_and_is_set_by_two_registers() {
+    let mut s = start(&Csr { c: Config::small(), rejects: vec![&[]], stages: vec![] });
+    assert_eq!(access(&mut s, false, r::FEATURES, 0, 0x0f) as u32 & r::feature::TRACE, r::feature::TRACE);
+    assert_eq!(access(&mut s, false, r::TRACE_ENTRIES, 0, 0x0f), 512);
+    assert_eq!((s.peek("trace_enable"), s.peek("trace_stages")), (0, 0x1_ffff));
+    access(&mut s, true, r::TRACE_CONTROL, 1, 0x0f);
+    access(&mut s, true, r::TRACE_CONTROL, 0x40 << 32, 0xf0);
+    assert_eq!((s.peek("trace_enable"), s.peek("trace_stages")), (1, 0x40));
+    s.poke("trace_producer", 0x7_0000_0003);
+    assert_eq!(access(&mut s, false, r::TRACE_PRODUCER, 0, 0xff), 0x7_0000_0003);
+    // the ring answers in the clock behind the address
+    let mut read = |offset: u32, enables: u64| {
+        s.poke("access_valid", 1);
+        s.poke("access_write", 0);
+        s.poke("access_address", u64::from(offset));
+        s.poke("access_enables", enables);
+        until(&mut s, 10, "access", |s| s.peek("access_ready") == 1);
+        let at = s.peek("trace_address");
+        s.clock();
+        s.poke("access_valid", 0);
+        s.poke("trace_word", at << 32 | !at & 0xffff_ffff);
+        until(&mut s, 10, "answer", |s| s.peek("read_valid") == 1);
+        s.poke("trace_word", 0);
+        let word = s.peek("read");
+        s.clock();
+        word
+    };
+    let word = |n: u64| n << 32 | !n & 0xffff_ffff;
+    for n in [0, 1, 77, 1023] {
+        assert_eq!(read(r::TRACE_RING + 8 * n, 0xff), word(n.into()), "quadword {n}");
+    }
+    assert_eq!(read(r::TRACE_RING + 8 * 9, 0x0f) as u32, word(9) as u32);
+    assert_eq!(read(r::TRACE_RING + 8 * 9, 0xf0) >> 32, 9);
+    assert_eq!(read(r::NOW, 0xff), 0, "what is outside of the window is none of it");
+    // a card without
+    let none = Config { trace_entries: 0, ..Config::small() };
+    let mut s = start(&Csr { c: none, rejects: vec![&[]], stages: vec![] });
+    assert_eq!(access(&mut s, false, r::FEATURES, 0, 0x0f) as u32 & r::feature::TRACE, 0);
+}
+
+#[test]
+fn a_card_without_a_trace_still_elaborates_and_has_its_pins() {
+    let none = Config { trace_entries: 0, ..Config::small() };
+    let text = elaborate(&Nic(none)).unwrap().verilog(Style::default());
+    assert!(text.contains("trace_valid") && !text.contains("trace_small"));
+}
+
+#[test]
 fn a_masked_vector_waits_and_many_triggers_are_one() {
     let mut s = start(&Msix(Config::small()));
     s.poke("enable", 1);

@@ -57,14 +57,16 @@
 //! Requirements: ATOM ERR QPS READ REQ TIM
 
 use crate::config::Config;
-use crate::flow::{CAUSE, Completion, Count, Event, Fault, Response, Scatter, Wake, WakePulse};
+use crate::flow::{CAUSE, Completion, Count, Event, Fault, Mark, Response, Scatter, Wake, WakePulse};
 use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{
     DEADLINE, Initialise, READS, Record, Requester, StateShape, StateWrite, Tx, WINDOW, psn_before,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::timer::RNR_NS;
-use contract::{AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, WcOpcode, WcStatus};
+use contract::{
+    AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus,
+};
 use hdl::{
     Bits, Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, assert_always, constant, delay,
     index_width, instance, lit, low, mux, reg, reg_init, select, when,
@@ -168,6 +170,12 @@ pub struct AcknowledgeIo {
     /// There is one.
     #[output]
     pub next_due_valid: Sig,
+    /// Responses looked at and WQEs answered, for trace.
+    #[output(c.config.clone())]
+    pub trace: Mark,
+    /// A response waits for place, or a CQE for complete.
+    #[output]
+    pub stall: Sig,
     /// Nothing is under way or due, and `next_due` is up to date.
     #[output]
     pub idle: Sig,
@@ -771,6 +779,16 @@ impl Module for Acknowledge {
         io.next_due.set(next_due);
         io.next_due_valid.set(next_due_valid);
         let passed = next_due_valid & !(now - next_due).msb();
+        let of = |e: TraceEvent| lit(8, e.code().into());
+        io.trace.assign(&Mark {
+            event: mux(retires, of(TraceEvent::Retire), of(TraceEvent::Acknowledge)),
+            index: mux(retires, w.una_wqe, r.una_wqe),
+            psn: mux(retires, record.last_psn, response.psn),
+            opcode: mux(retires, record.opcode, response.opcode),
+            detail: mux(retires, record.signaled.extend(16), response.syndrome.extend(16)),
+            ..Mark::of(TraceEvent::Retire, answer | retires, qp)
+        });
+        io.stall.set((io.response.valid & !room) | (done.valid & !done.ready));
         let coming =
             any_of(&[head.valid, io.response.valid, io.fault.valid, io.kick.valid, io.initialise.valid]);
         let leaving = any_of(&[wake_valid, waiting.output.valid, out.valid, raised.valid]);

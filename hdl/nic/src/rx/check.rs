@@ -35,16 +35,16 @@
 //! Requirements: ATOM CARD CMD CONG DGM MEM NET PKT READ RESP
 
 use crate::config::Config;
-use crate::flow::{ACTION, Action, Count, Headers, Response, Verdict, cause};
+use crate::flow::{ACTION, Action, Count, Headers, Mark, Response, Verdict, cause};
 use crate::mr;
 use crate::qp::{
     Expect, INDEX, Initialise, Operands, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
     owed_address, psn_before,
 };
-use contract::Reject;
 use contract::context::{MrEntryBits, QpAddressesBits, QpQueuesBits, QpRightsBits};
 use contract::opcode::{Kind, Opcode, OpcodeRow, Payload, ReceiveWqe};
 use contract::verbs::{QpState, Transport, access};
+use contract::{Reject, TraceEvent};
 use hdl::{Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, lit, low, mux, reg, reg_init, when};
 
 /// NAK: a packet is missing.
@@ -170,6 +170,12 @@ pub struct CheckIo {
     /// Refusals (`contract::Reject`).
     #[output]
     pub count: Count,
+    /// Judgements, for trace.
+    #[output(c.config.clone())]
+    pub trace: Mark,
+    /// A packet waits for place or acknowledge.
+    #[output]
+    pub stall: Sig,
     /// Nothing is inside.
     #[output]
     pub idle: Sig,
@@ -542,6 +548,16 @@ impl Module for Check {
         );
         io.count.valid.set(at3 & !accept & !respond);
         io.count.index.set(counted);
+        io.stall.set(rest & io.headers.valid & !free);
+        let of = |e: TraceEvent| lit(8, e.code().into());
+        let refuses = at3 & !accept & !respond;
+        io.trace.assign(&Mark {
+            event: mux(refuses, of(TraceEvent::Reject), of(TraceEvent::Check)),
+            psn: h.psn,
+            opcode: op,
+            detail: mux(refuses, counted.extend(16), h.length.extend(16)),
+            ..Mark::of(TraceEvent::Check, at3, qp)
+        });
 
         // the own word
         let next = Expect::wires(&(), "next");

@@ -17,13 +17,13 @@
 //! Requirements: ERR QUE
 
 use crate::config::Config;
-use crate::flow::{Completion, Count, Event, QueueDoorbell, SmallWrite, Table, TableWrite};
+use crate::flow::{Completion, Count, Event, Mark, QueueDoorbell, SmallWrite, Table, TableWrite};
 use crate::prim::merge::merge;
 use crate::qp::{DEADLINE, StateShape};
 use contract::context::CqEntryBits;
 use contract::doorbell::CqDoorbellBits;
 use contract::ring::CqeBits;
-use contract::{EventKind, Reject};
+use contract::{EventKind, Reject, TraceEvent};
 use hdl::{
     Bundle, EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, lit, low, mux,
     reg, reg_init, when,
@@ -95,6 +95,9 @@ pub struct CompleteIo {
     /// A CQE was written.
     #[output]
     pub written: Sig,
+    /// It, for trace.
+    #[output(c.0.clone())]
+    pub trace: Mark,
     /// A CQE was written or refused.
     #[output]
     pub finished: Sig,
@@ -403,6 +406,12 @@ impl Module for Complete {
             Phase::Tell => {
                 when(io.event.ready, || phase.set(Phase::Choose));
             }
+        });
+        io.trace.assign(&Mark {
+            index: work.wqe_index,
+            opcode: work.opcode,
+            detail: work.status.extend(16),
+            ..Mark::of(TraceEvent::Complete, io.written, work.qp)
         });
         when(mine & io.table.word.eq(0), || {
             starting.set(high());

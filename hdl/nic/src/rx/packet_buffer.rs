@@ -17,12 +17,12 @@
 //! Requirements: CARD PKT RESP
 
 use crate::config::Config;
-use crate::flow::{Count, FrameBeat, Headers};
+use crate::flow::{Count, FrameBeat, Headers, Mark};
 use crate::prim::block_fifo::BlockFifo;
 use crate::rx::parse::Parse;
 use crate::rx::verify::Verify;
 use crate::tx::packetise::{BASE, at_least};
-use contract::Reject;
+use contract::{Reject, TraceEvent};
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, mux,
     reg_init, when,
@@ -95,6 +95,9 @@ pub struct PacketBufferIo {
     /// With it: its bytes without FCS.
     #[output(16)]
     pub frame_length: Sig,
+    /// Good packets that got their slot, for trace.
+    #[output(c.0.clone())]
+    pub trace: Mark,
     /// No packet is held and no frame is coming in.
     #[output]
     pub idle: Sig,
@@ -202,5 +205,11 @@ impl Module for PacketBuffer {
         io.reject.index.set(mux(verify.good, u64::from(Reject::BufferFull.code()), verify.reject));
         io.frame_count.set(verify.done & verify.intact);
         io.frame_length.set(verify.length);
+        io.trace.assign(&Mark {
+            psn: headers.psn,
+            opcode: headers.opcode,
+            detail: slot.extend(16),
+            ..Mark::of(TraceEvent::Verify, accept, headers.dest_qpn.bits(0, c.qp_bits()))
+        });
     }
 }

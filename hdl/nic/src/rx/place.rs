@@ -62,7 +62,7 @@
 use crate::config::Config;
 use crate::flow::{
     self, ACTION, Action, CAUSE, Completion, Count, Event, Exchange, Fault, GROUP, GROUP_SGES, Invalidation,
-    Outer, Owed, PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
+    Mark, Outer, Owed, PayloadWrite, ReadData, ReadDone, ReadRequest, Scatter, Verdict, Wake,
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
@@ -72,7 +72,7 @@ use crate::rx::receive_wqes::{ReceiveWqes, WqeName};
 use contract::context::{MrEntryBits, QpQueuesBits, QpRightsBits};
 use contract::ring::SgeBits;
 use contract::verbs::access;
-use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, WcOpcode, WcStatus};
+use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus};
 use hdl::{
     Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, mux, reg, reg_init,
     select, when,
@@ -234,6 +234,12 @@ pub struct PlaceIo {
     /// WQE reads (`contract::StageCounter`).
     #[output]
     pub stage_count: Count,
+    /// Packets that go on, for trace.
+    #[output(c.config.clone())]
+    pub trace: Mark,
+    /// Packets whose writes are done, for trace.
+    #[output(c.config.clone())]
+    pub trace_done: Mark,
     /// Pulse: a packet or its payload cannot go on.
     #[output]
     pub stall: Sig,
@@ -963,6 +969,18 @@ impl Module for Place {
         wqes.done.assign(&io.read_done);
         io.stage_count.valid.set(wqes.fetches);
         io.stage_count.index.set(lit(6, u64::from(StageCounter::WqeFetches.code())));
+        io.trace.assign(&Mark {
+            index: v.wqe_index,
+            psn: v.psn,
+            detail: v.action.extend(16),
+            ..Mark::of(TraceEvent::Place, go & !fence, v.qp)
+        });
+        io.trace_done.assign(&Mark {
+            index: f.wqe_index,
+            psn: f.psn,
+            detail: f.status.extend(16),
+            ..Mark::of(TraceEvent::Placed, done | f_read, f.qp)
+        });
         io.idle.set(
             resting
                 & f_rest

@@ -39,14 +39,14 @@
 
 use crate::config::Config;
 use crate::flow::{
-    Pushed, READ_ADDRESS, ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem,
+    Mark, Pushed, READ_ADDRESS, ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem,
 };
 use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{INDEX, Initialise, Requester, Tx};
-use contract::QpState;
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::doorbell::PUSH_BYTES;
 use contract::ring::SEND_FETCH_BYTES;
+use contract::{QpState, TraceEvent};
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, index_width, instance, lit, low,
     mux, reg, reg_init, select, when,
@@ -160,6 +160,9 @@ pub struct FetchIo {
     /// Pulse: a WQE read was requested.
     #[output]
     pub fetched: Sig,
+    /// Such a read, for trace.
+    #[output(c.0.clone())]
+    pub trace: Mark,
     /// Pulse: a turn waits for segment or for room in `request`.
     #[output]
     pub stall: Sig,
@@ -416,7 +419,7 @@ impl Module for Fetch {
         };
         io.fetched.set(issue);
         let first = |s: u32| chosen.eq(u64::from(s));
-        let this: Vec<Sig> = if batches {
+        let (this, wqes): (Vec<Sig>, Sig) = if batches {
             // a ring shorter than a group wraps within it
             let small = shift.eq(u64::from(GROUPED));
             let grouped = (small & queues.sq_log_depth.ge(u64::from(index_width(group)))).named("grouped");
@@ -446,11 +449,17 @@ impl Module for Fetch {
                 ..alone
             };
             request.data.assign(&together.or_else(&(), grouped, &alone));
-            this
+            (this, mux(grouped, count.extend(8), lit(8, 1)))
         } else {
             request.data.assign(&alone);
-            (0..slots).map(first).collect()
+            ((0..slots).map(first).collect(), lit(8, 1))
         };
+        io.trace.assign(&Mark {
+            index,
+            opcode: wqes,
+            detail: chosen.extend(16),
+            ..Mark::of(TraceEvent::Fetch, issue, qp)
+        });
         let chains: Vec<Sig> = this.iter().enumerate().map(|(s, this)| *this & !first(s as u32)).collect();
         let this = cat(&this.into_iter().rev().collect::<Vec<_>>());
         let issued = reg("issued", slots);

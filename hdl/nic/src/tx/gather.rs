@@ -38,7 +38,7 @@
 
 use crate::config::Config;
 use crate::flow::{
-    Count, Fault, InlineWord, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest,
+    Count, Fault, InlineWord, Mark, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest,
     Segment, TransmitSlot, cause,
 };
 use crate::mr::judge;
@@ -48,7 +48,7 @@ use crate::tx::packetise::{at_least, header_bytes};
 use contract::context::{MrEntryBits, QpRightsBits};
 use contract::ring::{MAX_SGE, SgeBits};
 use contract::verbs::access;
-use contract::{Opcode, Reject, Syndrome, WcStatus};
+use contract::{Opcode, Reject, Syndrome, TraceEvent, WcStatus};
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, low, mux,
     reg, reg_init, select, when,
@@ -108,6 +108,9 @@ pub struct GatherIo {
     /// Dropped frames by reason.
     #[output]
     pub count: Count,
+    /// Packets that took their room, for trace.
+    #[output(c.0.clone())]
+    pub trace: Mark,
     /// Pulse: a packet waits for a slot, room or `request`.
     #[output]
     pub stall: Sig,
@@ -481,6 +484,13 @@ impl Module for Gather {
                 - mux(frees, freeing.words, lit(word_bits + 1, 0)),
         );
 
+        io.trace.assign(&Mark {
+            index: segment.wqe_index,
+            psn: packet.psn,
+            opcode: packet.opcode,
+            detail: number(tail).extend(16),
+            ..Mark::of(TraceEvent::Gather, reserve & !packet.fence, packet.qp)
+        });
         io.stall.set((phase.eq(1) & !reserve) | (phase.eq(2) & !step & !io.words.moves() & !io.fill.moves()));
         io.idle.set(phase.eq(0) & !io.segment.valid & free.eq(tail));
     }

@@ -20,9 +20,10 @@
 //! Requirements: ATOM ICRC LINE NET PKT RESP
 
 use crate::config::Config;
-use crate::flow::{FrameBeat, Outer, PacketFields, TransmitSlot};
+use crate::flow::{FrameBeat, Mark, Outer, PacketFields, TransmitSlot};
 use crate::prim::crc::unwind;
 use crate::prim::fifo::Fifo;
+use contract::TraceEvent;
 use contract::context::{QpAddressesBits, QpPathBits};
 use contract::opcode::{Opcode, OpcodeRow};
 use contract::wire::{
@@ -101,6 +102,9 @@ pub struct PacketiseIo {
     /// With any of the three pulses: bytes of the frame, without padding and FCS.
     #[output(POSITION)]
     pub frame_length: Sig,
+    /// Frames begun, for trace.
+    #[output(c.0.clone())]
+    pub trace: Mark,
     /// A beat waits for the mac in this clock.
     #[output]
     pub stall: Sig,
@@ -412,6 +416,12 @@ impl Module for Packetise {
         io.ack_count.set(counted("ack_counted", acknowledges & positive));
         io.nak_count.set(counted("nak_counted", acknowledges & !positive));
         io.frame_length.set(delay("counted_bytes", frame_end));
+        io.trace.assign(&Mark {
+            psn: packet.psn,
+            opcode: packet.opcode,
+            detail: path.dest_qpn.bits(0, 16),
+            ..Mark::of(TraceEvent::Packetise, started, packet.qp)
+        });
 
         // B: the word arrives; header lanes, payload lanes, zero behind
         let below = |at: (Sig, Sig)| -> Sig {

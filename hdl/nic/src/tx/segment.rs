@@ -66,7 +66,7 @@
 
 use crate::config::Config;
 use crate::flow::{
-    self, Count, Event, Fault, Invalidation, Outer, Owed, PacketFields, ReadListWrite, TurnDone, Wake,
+    self, Count, Event, Fault, Invalidation, Mark, Outer, Owed, PacketFields, ReadListWrite, TurnDone, Wake,
     WorkItem, response,
 };
 use crate::prim::fifo::{Fifo, buffer};
@@ -78,7 +78,8 @@ use crate::qp::{
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::ring::{AtomicOperandsBits, MAX_INLINE, MAX_SGE, SendWqeBits, SgeBits};
 use contract::{
-    AsyncEvent, EventKind, Opcode, QpState, Reject, Syndrome, Transport, WcOpcode, WcStatus, WrOpcode,
+    AsyncEvent, EventKind, Opcode, QpState, Reject, Syndrome, TraceEvent, Transport, WcOpcode, WcStatus,
+    WrOpcode,
 };
 use hdl::{
     Bundle, Module, Ports, Sig, Stream, any_of, cat, index_width, instance, lit, low, mux, reg, reg_init,
@@ -197,6 +198,9 @@ pub struct SegmentIo {
     /// Pulse: a packet was sent again.
     #[output]
     pub retransmit: Sig,
+    /// Packets and responses cut, for trace.
+    #[output(c.0.clone())]
+    pub trace: Mark,
     /// Pulse: a turn found `data` full.
     #[output]
     pub stall: Sig,
@@ -635,6 +639,16 @@ impl Module for Segment {
         io.stall.set(fires & (could_send | could_reply) & !data.ready & !ahead_of_words);
         let again = psn_before(psn, tx.sent_psn);
         io.retransmit.set(fires & does_send & again);
+        let of = |e: TraceEvent| lit(8, e.code().into());
+        let cut = &data.data.packet;
+        io.trace.assign(&Mark {
+            event: mux(replies_first, of(TraceEvent::Respond), of(TraceEvent::Segment)),
+            index: mux(replies_first, lit(INDEX, 0), tx.cursor_wqe),
+            psn: cut.psn,
+            opcode: cut.opcode,
+            detail: mux(replies_first, cut.syndrome.extend(16), cat(&[again, is_last, low(), cut.length])),
+            ..Mark::of(TraceEvent::Segment, data.moves() & !is_fence, work.qp)
+        });
 
         // the record of a new WQE
         let start_psn = tx.next_psn;

@@ -42,6 +42,7 @@ pub mod exchange;
 mod mr;
 pub mod qp;
 mod ranges;
+pub mod trace;
 
 pub use address::{Gid, Mac, Neighbours, StaticNeighbours};
 pub use backend::{Backend, Bar, MappedBar, Memory};

@@ -447,6 +447,11 @@ impl Story {
         self.counters(card, register::reject_counter(reject).into(), 1)[0]
     }
 
+    /// A register of 64 bits of a card.
+    pub fn register(&mut self, card: usize, offset: u32) -> u64 {
+        self.counters(card, offset.into(), 1)[0]
+    }
+
     /// A counter of a card.
     pub fn stage_counter(&mut self, card: usize, counter: StageCounter) -> u64 {
         self.counters(card, register::stage_counter(counter).into(), 1)[0]

@@ -1,5 +1,5 @@
-//! `cargo ci demo [FILE]`: installs what is missing, builds, and runs the main job: a file crosses the wire between
-//! two simulated cards.
+//! `cargo ci demo [FILE] [--trace]`: installs what is missing, builds, and runs the main job: a file crosses the wire between
+//! two simulated cards. With `--trace` also a timeline of every packet through every stage, and where the time went.
 //!
 //! Built with `--release`: the PCIe, wire and capture models run beside the Verilated card on the same core, and
 //! what optimising them costs once is repaid by the second run.
@@ -9,7 +9,7 @@ use crate::{Args, Task, install, run, step::clock};
 /// The task `demo`.
 pub const TASK: Task = Task {
     name: "demo",
-    args: "[FILE]",
+    args: "[FILE] [--trace]",
     about: "move a file between two simulated cards by RDMA, on a clean and on a lossy wire",
     needs: &[],
     run: demo,

@@ -128,7 +128,7 @@ fn a_traced_run_has_the_cycles_of_an_untraced_one() {
     let plain = run("a_traced_run_has_the_cycles_of_an_untraced_one", 0, false);
     let ring = run("a_traced_run_has_the_cycles_of_an_untraced_one_ring", 1, false);
     let pins = run("a_traced_run_has_the_cycles_of_an_untraced_one_pins", 0, true);
-    assert!(plain.0.len() > 180 && pins.2 > 3000, "{} packets, {} marks", plain.0.len(), pins.2);
+    assert!(plain.0.len() > 180 && pins.2 > 2000, "{} packets, {} marks", plain.0.len(), pins.2);
     assert!(plain.0 == pins.0 && plain.1 == pins.1, "a look at the pins changes nothing");
     assert!(plain.0 == ring.0, "every packet leaves at the same time with the ring on");
 }
@@ -141,7 +141,7 @@ fn every_completion_has_its_life() {
         let mut story = Story::begin("every_completion_has_its_life", config, None);
         let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
         let pins = marks(&story);
-        story.wire_harms(Faults { loss: 0.02, ..Faults::default() });
+        story.wire_harms(Faults { loss: 0.04, ..Faults::default() });
         let mut posted = 0;
         for round in 0..12 {
             b.receive(100 + round, 200_000, 5000);
@@ -186,7 +186,11 @@ fn every_completion_has_its_life() {
             };
             assert_eq!(data, answers, "{at}: data that came back");
         }
-        assert!(lives.iter().any(|life| life.packets.len() > 4), "something was sent again");
+        let again = |life: &life::Life| {
+            let segments = life.packets.iter().map(|way| way[0].entry.detail >> 15);
+            segments.sum::<u16>()
+        };
+        assert!(lives.iter().map(again).sum::<u16>() > 0, "seed {seed}: something was sent again");
         for card in 0..2 {
             let refused = told.iter().filter(|timed| timed.card == card);
             let refused = refused.filter(|timed| timed.event() == Some(TraceEvent::Reject)).count();

@@ -1419,6 +1419,10 @@ fn while_place_takes_nothing_responses_wait_and_everything_else_goes_on() {
     (0..6).for_each(|_| _ = b.send_read(0, 256, true));
     b.data_ready = false;
     assert_eq!(b.pour(&answers, 200).0, 4, "as many as there is room for");
+    b.s.poke("response_valid", 1);
+    b.run(1);
+    assert_eq!(b.s.peek("stall"), 1, "and the next counts as waiting");
+    b.s.poke("response_valid", 0);
     b.placement(0, 0, 0);
     assert_eq!(b.status(), [(0, 0)], "a confirmation passes");
     b.send(1, 1, true, 0);

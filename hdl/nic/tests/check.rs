@@ -6,7 +6,7 @@ mod bench;
 
 use bench::{Choices, EXPECT, OWED, PLACED, REQUESTER, Ram, TX, Word, clock, reset};
 use contract::context::{MrEntry, QpAddresses, QpQueues, QpRights};
-use contract::{QpState, Reject, Transport};
+use contract::{QpState, Reject, TraceEvent, Transport};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::rx::check::Check;
@@ -1411,6 +1411,42 @@ fn a_verdict_waits_for_place_and_nothing_is_lost() {
         b.clock();
     }
     assert!(taken - got <= 2);
+}
+
+#[test]
+fn every_judgement_is_told_to_trace_and_a_wait_for_place_counts_as_a_stall() {
+    let mut b = Bench::new();
+    let far = u64::from(Reject::PsnOutOfSequence.code());
+    // good, then one from beyond a gap
+    for (psn, event, detail) in [(0, TraceEvent::Check, 64), (5, TraceEvent::Reject, far)] {
+        let mut told = vec![];
+        b.offer(&packet(0x0a, psn, 64));
+        for _ in 0..8 {
+            let taken = b.s.peek("headers_ready") == 1;
+            b.clock();
+            if taken {
+                b.s.poke("headers_valid", 0);
+            }
+            if b.s.peek("trace_valid") == 1 {
+                told.push(
+                    ["event", "qp", "psn", "opcode", "detail"].map(|n| b.s.peek(&format!("trace_{n}"))),
+                );
+            }
+        }
+        let qp = u64::from(packet(0x0a, psn, 64).qpn);
+        assert_eq!(told, [[event.code().into(), qp, psn.into(), 0x0a, detail]]);
+    }
+    // the first goes as far as the verdict, the second waits
+    b.s.poke("verdict_ready", 0);
+    let mut stalls = 0;
+    for _ in 0..20 {
+        b.offer(&packet(0x0a, 1, 64));
+        stalls += b.s.peek("stall");
+        b.clock();
+    }
+    assert_eq!(stalls, 16);
+    b.s.poke("verdict_ready", 1);
+    assert_eq!(b.s.peek("stall"), 0, "at once when place takes");
 }
 
 /// A packet near what the QP expects: mostly good, with one thing wrong now and then.

@@ -61,6 +61,9 @@ pub struct DemoArgs {
     /// Seed of the generated file and of the wire.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Write a timeline of each run (ui.perfetto.dev) and tell where the time of WRITEs went.
+    #[arg(long)]
+    trace: bool,
     /// One JSON value.
     #[arg(long)]
     json: bool,
@@ -79,6 +82,10 @@ struct Figures {
     bytes: u64,
     sha256: String,
     capture: PathBuf,
+    /// The timeline.
+    trace: Option<PathBuf>,
+    /// Where the time of its requests went.
+    latency: Vec<String>,
     seen: Seen,
     wall: Duration,
 }
@@ -112,7 +119,7 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
         let start = Instant::now();
         let title = format!("{}, {} wire", run.op.to_uppercase(), run.wire);
         let copy = work.path().join("copy");
-        one(args, &run, &file, bytes, &copy, &capture, work.path(), table.is_empty())
+        let latency = one(args, &run, &file, bytes, &copy, &capture, work.path(), table.is_empty())
             .with_context(|| format!("{title} (capture: {})", capture.display()))?;
         let (copied, copy_sha256) = look_at(&copy)?;
         ensure!(
@@ -121,10 +128,17 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<()> {
         );
         let seen = Seen::of(&capture, "card0")?;
         eprintln!("{title}: SHA-256 {copy_sha256}, equal");
-        table.push(Figures { run, bytes, sha256: copy_sha256, capture, seen, wall: start.elapsed() });
+        let trace = args.trace.then(|| timeline_of(&capture));
+        let wall = start.elapsed();
+        table.push(Figures { run, bytes, sha256: copy_sha256, capture, trace, latency, seen, wall });
     }
     let path_mtu: f64 = args.mtu.parse().context("path MTU")?;
     print(args, &table, LINE * path_mtu / (path_mtu + OVERHEAD))
+}
+
+/// The timeline of the run of this capture.
+fn timeline_of(capture: &Path) -> PathBuf {
+    capture.with_extension("pftrace")
 }
 
 /// A file of seeded bytes.
@@ -258,10 +272,19 @@ struct Sim {
 }
 
 impl Sim {
-    fn start(program: &Path, run: &Run, seed: u64, capture: &Path, sockets: &Path) -> anyhow::Result<Self> {
+    fn start(
+        program: &Path,
+        run: &Run,
+        args: &DemoArgs,
+        capture: &Path,
+        sockets: &Path,
+    ) -> anyhow::Result<Self> {
         let mut command = Command::new(program);
         command.args(["sim", "--json", "--until-eof", "--cards", "2", "--capture"]).arg(capture);
-        command.args(["--seed", &seed.to_string(), "--loss", &run.loss.to_string()]);
+        command.args(["--seed", &args.seed.to_string(), "--loss", &run.loss.to_string()]);
+        if args.trace {
+            command.arg("--trace").arg(timeline_of(capture));
+        }
         command.env("VERBENA_RUN", sockets).stdin(Stdio::piped());
         let mut process = Process::start("verbena sim", &mut command, true)?;
         let stdin = process.child.stdin.take();
@@ -279,10 +302,17 @@ impl Sim {
         Ok(Self { process, stdin, clocks_per_second })
     }
 
-    /// Ends it; the capture is whole afterwards.
-    fn stop(mut self) -> anyhow::Result<()> {
+    /// Ends it; capture and timeline are whole afterwards. Gives where the time of the requests went.
+    fn stop(mut self) -> anyhow::Result<Vec<String>> {
         self.stdin = None;
-        self.process.finish()
+        self.process.finish()?;
+        for reader in self.process.readers.drain(..) {
+            let _ = reader.join();
+        }
+        let last = self.process.out.try_iter().last().unwrap_or_default();
+        let told: Value = serde_json::from_str(&last).context("the last words of verbena sim")?;
+        let lines = told["latency"].as_array().into_iter().flatten();
+        Ok(lines.filter_map(|line| line.as_str().map(str::to_owned)).collect())
     }
 }
 
@@ -297,9 +327,9 @@ fn one(
     capture: &Path,
     sockets: &Path,
     first: bool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<String>> {
     let program = std::env::current_exe().context("find this program")?;
-    let mut sim = Sim::start(&program, run, args.seed, capture, sockets)?;
+    let mut sim = Sim::start(&program, run, args, capture, sockets)?;
     let seconds = bytes as f64 * 8.0 / 1e9 / LINE * 250e6 / sim.clocks_per_second * BUSY;
     if first && seconds > 20.0 {
         eprintln!(
@@ -465,6 +495,7 @@ fn print(args: &DemoArgs, table: &[Figures], bound: f64) -> anyhow::Result<()> {
                     "retransmissions": row.seen.retransmissions, "simulated_ns": row.seen.nanoseconds(),
                     "gbps": gigabits(row), "bound_gbps": bound, "share": gigabits(row) / bound,
                     "wall_seconds": row.wall.as_secs_f64(), "capture": row.capture,
+                    "trace": row.trace, "latency": row.latency,
                 })
             })
             .collect();
@@ -505,6 +536,12 @@ fn print(args: &DemoArgs, table: &[Figures], bound: f64) -> anyhow::Result<()> {
         args.mtu,
         args.loss.0 * 100.0
     );
+    if let Some(clean) = table.first().filter(|row| !row.latency.is_empty()) {
+        text += &format!("\nwhere the time went, WRITE on the clean wire:\n{}\n", clean.latency.join("\n"));
+    }
+    for path in table.iter().filter_map(|row| row.trace.as_ref()) {
+        text += &format!("timeline for ui.perfetto.dev: {}\n", path.display());
+    }
     write!(out, "{text}").context("write to stdout")
 }
 

@@ -55,6 +55,7 @@ fn features(bits: u32) -> Vec<&'static str> {
         (PUSH, "push"),
         (INVALIDATE, "invalidate"),
         (MODERATION, "moderation"),
+        (TRACE, "trace"),
     ];
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }

@@ -8,6 +8,7 @@
 //! verbena perf                    two processes, any operation, every byte and completion checked at both ends
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
+//! verbena trace                   a request through every stage of two cards: timeline, where its time went
 //! verbena sim                     simulated cards for other processes
 //! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
 //! ```
@@ -22,11 +23,13 @@ mod doctor;
 mod info;
 mod mover;
 mod perf;
+mod perfetto;
 mod ping;
 mod pingpong;
 mod selftest;
 #[cfg(feature = "sim")]
 mod sim;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -56,6 +59,8 @@ enum Command {
     Move(mover::MoveArgs),
     /// Check cards, machine and driver together: registers, DMA, interrupts, reset, a killed process, unmapped memory.
     Selftest(selftest::SelftestArgs),
+    /// Follow requests through every stage of two cards: a timeline for ui.perfetto.dev, and where the time went.
+    Trace(trace::TraceArgs),
     /// Simulate one or two cards on a wire, for other processes.
     #[cfg(feature = "sim")]
     Sim(sim::SimArgs),
@@ -89,6 +94,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Move(args) => mover::run(&args),
         Command::Selftest(args) => selftest::run(&args),
+        Command::Trace(args) => trace::run(&args),
         #[cfg(feature = "sim")]
         Command::Sim(args) => sim::run(&args),
         #[cfg(feature = "sim")]

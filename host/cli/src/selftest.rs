@@ -51,7 +51,7 @@ pub struct SelftestArgs {
 /// Longest wait for a completion or an event: a simulated card is slow.
 const WAIT: Duration = Duration::from_secs(60);
 /// Bytes of an end's memory.
-const MEMORY: usize = 256 << 10;
+pub const MEMORY: usize = 256 << 10;
 /// First PSN of every QP.
 const PSN: u32 = 0xff_fff0;
 const RIGHTS: Access = Access::all().difference(Access::INVALIDATE);
@@ -114,12 +114,15 @@ pub fn run(args: &SelftestArgs) -> anyhow::Result<()> {
 }
 
 /// One end of a connection, with memory of this program's own.
-struct End {
-    context: Context,
+pub struct End {
+    /// The card.
+    pub context: Context,
     pd: Pd,
     cq: Cq,
-    qp: Qp,
-    memory: Mr,
+    /// Its QP.
+    pub qp: Qp,
+    /// [`MEMORY`] bytes for everything.
+    pub memory: Mr,
 }
 
 impl End {
@@ -146,7 +149,8 @@ impl End {
         Ok(())
     }
 
-    fn done(&self) -> anyhow::Result<Completion> {
+    /// Its next completion.
+    pub fn done(&self) -> anyhow::Result<Completion> {
         let done = self.cq.poll_wait(WAIT)?;
         done.with_context(|| format!("{}: no completion within {} s", self.name(), WAIT.as_secs()))
     }
@@ -168,7 +172,8 @@ impl End {
     }
 }
 
-fn told(done: &Completion) -> String {
+/// A completion's status and its cause.
+pub fn told(done: &Completion) -> String {
     let cause = done.cause().map_or(String::new(), |cause| format!(" ({})", cause.name()));
     format!("{}{cause}", done.status.name())
 }
@@ -192,7 +197,8 @@ fn join(a: &End, b: &End) -> anyhow::Result<()> {
     Ok(b.qp.connect_with(&attributes(&a.endpoint()))?)
 }
 
-fn pair(cards: &[DeviceAddress]) -> anyhow::Result<(End, End)> {
+/// Two cards, connected.
+pub fn pair(cards: &[DeviceAddress]) -> anyhow::Result<(End, End)> {
     let (a, b) = (End::open(&cards[0])?, End::open(&cards[1])?);
     join(&a, &b)?;
     Ok((a, b))

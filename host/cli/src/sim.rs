@@ -13,6 +13,7 @@
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use host::trace::Timed;
 use sim::{
     card::{CardConfig, CardModel},
     room::{Room, RoomConfig},
@@ -24,9 +25,17 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
+
+/// What the stages of a card told, so far.
+type Marks = Arc<Mutex<Vec<Timed>>>;
+/// Most of it that is kept: 48 MiB.
+const MARKS: usize = 1 << 20;
 
 /// How often a waiting command looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -68,6 +77,9 @@ pub struct SimArgs {
     /// Write every TLP as CSV, a file per card: card1 of log.csv is log.card1.csv.
     #[arg(long, value_name = "FILE")]
     tlp_log: Option<PathBuf>,
+    /// Write what every stage of the cards decides as a timeline (ui.perfetto.dev), and tell where the time of requests went.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Write waves (FST), a file per card. Much slower, and a model of its own is built.
     #[arg(long, value_name = "FILE")]
     waves: Option<PathBuf>,
@@ -196,11 +208,20 @@ impl SimArgs {
         Ok(config)
     }
 
-    fn room(&self, model: &CardModel, config: RoomConfig) -> anyhow::Result<Room> {
+    fn room(&self, model: &CardModel, config: RoomConfig, marks: &Marks) -> anyhow::Result<Room> {
         let cards = config.cards.len();
         let mut room = Room::new(model, config)?;
         if let Some(path) = &self.capture {
             room.capture(path)?;
+        }
+        if self.trace.is_some() {
+            let marks = marks.clone();
+            room.mark(Some(Box::new(move |card, ticks, entry| {
+                let mut marks = marks.lock().unwrap_or_else(PoisonError::into_inner);
+                if marks.len() < MARKS {
+                    marks.push(Timed { card, ticks, entry: *entry });
+                }
+            })));
         }
         for card in 0..cards {
             if let Some(path) = &self.tlp_log {
@@ -262,7 +283,8 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     catch_signals();
     let model = model(args.waves.is_some())?;
     let cards = config.cards.clone();
-    let mut room = args.room(&model, config)?;
+    let marks = Marks::default();
+    let mut room = args.room(&model, config, &marks)?;
     let start = Instant::now();
     room.power_on()?;
     let clocks: u64 = room.cards().iter().map(sim::card::Card::clocks).sum();
@@ -288,7 +310,22 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         std::thread::sleep(LOOK);
     }
     let summary = server.stop()?;
-    conclude(args, &summary, start.elapsed())
+    let latency = match &args.trace {
+        Some(path) => timeline(path, &marks, &cards)?,
+        None => vec![],
+    };
+    conclude(args, &summary, start.elapsed(), &latency)
+}
+
+/// Writes the timeline; gives the tables of where the time went.
+fn timeline(path: &Path, marks: &Marks, cards: &[CardConfig]) -> anyhow::Result<Vec<String>> {
+    let marks = std::mem::take(&mut *marks.lock().unwrap_or_else(PoisonError::into_inner));
+    if marks.len() == MARKS {
+        eprintln!("{}: the first {MARKS} marks; more came", path.display());
+    }
+    let names: Vec<String> = cards.iter().map(|card| card.name.clone()).collect();
+    let khz = (1_000_000_000 / sim::card::CORE_PERIOD) as u32;
+    crate::trace::write(path, &marks, &names, khz)
 }
 
 /// Stdout, unless a live capture goes there.
@@ -329,7 +366,7 @@ fn announce(args: &SimArgs, cards: &[CardConfig], server: &Server, rate: f64) ->
     say(args, "ready")
 }
 
-fn conclude(args: &SimArgs, summary: &Summary, wall: Duration) -> anyhow::Result<()> {
+fn conclude(args: &SimArgs, summary: &Summary, wall: Duration, latency: &[String]) -> anyhow::Result<()> {
     let sum = |of: fn(&wire::Counters) -> u64| summary.wire.iter().map(of).sum::<u64>();
     // IOMMU faults are the programs' doing: one that was killed leaves the card writing to what is gone.
     let (faults, broken): (Vec<&String>, Vec<&String>) =
@@ -340,7 +377,7 @@ fn conclude(args: &SimArgs, summary: &Summary, wall: Duration) -> anyhow::Result
             "wall_seconds": wall.as_secs_f64(),
             "frames": sum(|side| side.frames), "dropped": sum(|side| side.dropped),
             "duplicated": sum(|side| side.duplicated), "corrupted": sum(|side| side.corrupted),
-            "memory_faults": faults.len(), "violations": broken,
+            "memory_faults": faults.len(), "violations": broken, "latency": latency,
         });
         say(args, &value.to_string())?;
     } else {
@@ -352,6 +389,7 @@ fn conclude(args: &SimArgs, summary: &Summary, wall: Duration) -> anyhow::Result
             summary.busy as f64 / 1e12,
             faults.len(),
         );
+        latency.iter().for_each(|line| eprintln!("{line}"));
     }
     for what in broken.iter().take(10) {
         eprintln!("rule broken: {what}");

@@ -41,7 +41,7 @@ fn a_file_of_the_callers_crosses_a_clean_and_a_lossy_wire_by_write_and_by_send()
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("file");
     write(&file, 300_007);
-    let output = demo(folder.path(), &[file.to_str().expect("text")]);
+    let output = demo(folder.path(), &[file.to_str().expect("text"), "--trace"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let hash = rows[0]["sha256"].as_str().expect("a hash").to_owned();
@@ -60,6 +60,98 @@ fn a_file_of_the_callers_crosses_a_clean_and_a_lossy_wire_by_write_and_by_send()
         assert!(wire == "lossy" || share > 0.3, "{row}");
         let capture = Path::new(row["capture"].as_str().expect("a path"));
         assert!(std::fs::metadata(capture).expect("there").len() > 600_000);
+        let timeline = std::fs::read(row["trace"].as_str().expect("a path")).expect("there");
+        let (tracks, packets) = timeline_of(&timeline);
+        for stage in ["doorbell", "segment", "gather", "packetise", "mac", "verify", "check", "acknowledge"] {
+            assert!(tracks.iter().filter(|track| *track == stage).count() >= 2, "{stage}: {tracks:?}");
+        }
+        assert!(packets > 293 * 10, "{packets}");
+        let table: Vec<&str> =
+            row["latency"].as_array().expect("lines").iter().filter_map(Value::as_str).collect();
+        assert!(table.iter().any(|line| line.starts_with("Doorbell to Complete")), "{table:?}");
+        assert!(table.iter().any(|line| line.contains("MacSend > peer: MacReceive")), "{table:?}");
+    }
+}
+
+/// The fields of a protobuf message: number, value of a varint or fixed64, bytes of a string or message.
+fn fields(mut bytes: &[u8]) -> Vec<(u64, u64, &[u8])> {
+    fn varint(bytes: &mut &[u8]) -> u64 {
+        let mut value = 0;
+        for shift in (0..).step_by(7) {
+            let (byte, rest) = bytes.split_first().expect("a whole number");
+            *bytes = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        value
+    }
+    let mut all = vec![];
+    while !bytes.is_empty() {
+        let tag = varint(&mut bytes);
+        let (value, length) = match tag & 7 {
+            0 => (varint(&mut bytes), 0),
+            1 => (u64::from_le_bytes(*bytes.first_chunk().expect("8 bytes")), 8),
+            2 => (0, varint(&mut bytes) as usize),
+            kind => panic!("wire type {kind}"),
+        };
+        let (body, rest) = bytes.split_at(length);
+        all.push((tag >> 3, value, body));
+        bytes = rest;
+    }
+    all
+}
+
+/// A `.pftrace` by the field numbers of perfetto_trace.proto: names of its tracks, and how many events. Every slice that begins
+/// ends, and every arrow has two ends or more.
+fn timeline_of(bytes: &[u8]) -> (Vec<String>, usize) {
+    let (mut tracks, mut events, mut open) = (vec![], 0, std::collections::HashMap::new());
+    let mut arrows = std::collections::HashMap::<u64, u32>::new();
+    for (packet, _, body) in fields(bytes) {
+        assert_eq!(packet, 1, "packets and nothing else");
+        let packet = fields(body);
+        let message = |number| packet.iter().find(|field| field.0 == number).map(|field| fields(field.2));
+        if let Some(track) = message(60) {
+            let name = track.iter().find(|field| field.0 == 2).expect("a name").2;
+            tracks.push(text(name));
+        }
+        let Some(event) = message(11) else { continue };
+        assert!(packet.iter().any(|field| field.0 == 8), "an event has its time");
+        let value = |number| event.iter().find(|field| field.0 == number).map(|field| field.1);
+        *open.entry(value(11).expect("a track")).or_insert(0i32) += match value(9) {
+            Some(1) => 1,
+            Some(2) => -1,
+            _ => 0,
+        };
+        for (.., arrow, _) in event.iter().filter(|field| matches!(field.0, 47 | 48)) {
+            *arrows.entry(*arrow).or_default() += 1;
+        }
+        events += 1;
+    }
+    assert!(open.values().all(|depth| *depth == 0), "{open:?}");
+    assert!(!arrows.is_empty() && arrows.values().all(|ends| *ends >= 2));
+    (tracks, events)
+}
+
+#[test]
+fn requests_are_followed_through_every_stage_of_both_cards() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _sim = simulate(folder.path(), &[]);
+    for op in ["write", "send", "read"] {
+        let out = folder.path().join(format!("{op}.pftrace"));
+        let mut command = verbena(&["trace", "--json", "--op", op, "--count", "6", "--out"]);
+        let output = command.arg(&out).env("VERBENA_RUN", folder.path()).output().expect("runs");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(told["missing"].as_u64(), Some(0), "{told}");
+        let table: Vec<&str> =
+            told["latency"].as_array().expect("lines").iter().filter_map(Value::as_str).collect();
+        assert!(table[0].ends_with(": 6 requests"), "{table:?}");
+        assert!(table.iter().any(|line| line.contains("Place > Placed")), "{table:?}");
+        let (tracks, events) = timeline_of(&std::fs::read(&out).expect("there"));
+        assert!(events > 6 * 20 * 2, "{events}");
+        assert!(tracks.iter().any(|track| track == "sim:card1"), "{tracks:?}");
     }
 }
 

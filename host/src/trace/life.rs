@@ -150,7 +150,9 @@ fn life(index: &Index, end: &Timed) -> Life {
     let mut tail = vec![*end];
     let mut answers = vec![];
     if end.event() == Some(Retire) {
-        tail.extend(index.after((card, Complete, qp, wqe.into()), end.ticks, any));
+        // a receive of the same index is another's
+        let own = |step: &Timed| end.entry.detail != 0 && step.entry.opcode == end.entry.opcode;
+        tail.extend(index.after((card, Complete, qp, wqe.into()), end.ticks, own));
         answers = answered(index, end, segments.first(), peer);
     }
     Life {
@@ -221,7 +223,9 @@ fn sending(index: &Index, segment: &Timed) -> Vec<Timed> {
     let judged = [Check, Reject].map(|event| index.after((card, event, qp, psn), verify.ticks, same));
     let Some(check) = judged.into_iter().flatten().min_by_key(|step| step.ticks) else { return steps };
     steps.push(check);
-    if check.event() == Some(Check) {
+    // a duplicate is answered again in its place
+    let again = check.entry.detail == u16::from(crate::Reject::Duplicate.code());
+    if check.event() == Some(Check) || again {
         let place = index.after((card, Place, qp, psn), check.ticks, any).filter(|step| step.ticks <= next);
         let placed = place.and_then(|place| index.after((card, Placed, qp, psn), place.ticks, any));
         steps.extend(place);
@@ -327,7 +331,8 @@ impl Row {
     }
 }
 
-/// Where the time of these lives went, in the order of the way, and their whole times (Doorbell to Complete, ascending).
+/// Where the time of these lives went, in the order of the way, and their whole times (from the doorbell to the CQE, or the
+/// retirement of what has none), ascending.
 pub fn breakdown(lives: &[&Life]) -> (Vec<Row>, Vec<u64>) {
     struct Found {
         row: Row,
@@ -340,9 +345,7 @@ pub fn breakdown(lives: &[&Life]) -> (Vec<Row>, Vec<u64>) {
         let Some(start) = path.first().filter(|step| step.event() == Some(TraceEvent::Doorbell)) else {
             continue;
         };
-        if let Some(end) = path.iter().find(|step| step.event() == Some(TraceEvent::Complete)) {
-            whole.push(end.ticks - start.ticks);
-        }
+        whole.extend(path.last().map(|end| end.ticks - start.ticks));
         let mut seen = HashMap::new();
         let side = |step: &Timed| usize::from(step.card != life.card);
         for pair in path.windows(2) {
@@ -403,7 +406,7 @@ pub fn table(lives: &[&Life], core_clock_khz: u32) -> Vec<String> {
         };
         lines.push(line(name, &row.ticks));
     }
-    lines.push(line("Doorbell to Complete".to_owned(), &whole));
+    lines.push(line("Doorbell to the end".to_owned(), &whole));
     lines
 }
 

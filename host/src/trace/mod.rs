@@ -130,6 +130,7 @@ mod tests {
     use crate::{Bar, Memory};
     use std::collections::HashMap;
     use std::io;
+    use std::ops::RangeInclusive;
     use std::os::fd::BorrowedFd;
     use std::sync::Mutex;
 
@@ -199,6 +200,12 @@ mod tests {
         }
         fn unmap(&self, _: u64, _: u64) -> io::Result<()> {
             Err(io::ErrorKind::Unsupported.into())
+        }
+        fn reset(&self) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn iova_ranges(&self) -> Vec<RangeInclusive<u64>> {
+            vec![]
         }
         fn set_irqs(&self, _: &[BorrowedFd<'_>]) -> io::Result<()> {
             Err(io::ErrorKind::Unsupported.into())

@@ -13,7 +13,7 @@
 //!           place -PayloadWrite->, complete, notify, command, atomic -SmallWrite-> pcie write
 //! ```
 //!
-//! Requirements: ERR
+//! Requirements: CARD ERR
 
 use crate::config::Config;
 use crate::qp::{INDEX, PSN};

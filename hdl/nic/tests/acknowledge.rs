@@ -1,7 +1,7 @@
 //! acknowledge, by the interpreter: stories for each rule of retiring, retrying and giving up, both sides of each limit,
 //! and random traffic against a model of the rules.
 //!
-//! Requirements: ATOM ERR QPS READ REQ TIM
+//! Requirements: ATOM CARD ERR QPS READ REQ TIM
 
 mod bench;
 

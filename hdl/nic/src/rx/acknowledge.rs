@@ -54,7 +54,7 @@
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow. The fence of a teardown passes from
 //! `response` to `data` in order.
 //!
-//! Requirements: ATOM ERR QPS READ REQ TIM
+//! Requirements: ATOM CARD ERR QPS READ REQ TIM
 
 use crate::config::Config;
 use crate::flow::{CAUSE, Completion, Count, Event, Fault, Mark, Response, Scatter, Wake, WakePulse};

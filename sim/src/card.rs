@@ -231,12 +231,10 @@ struct Pins {
 /// What the stages tell: [`Card::mark`].
 struct MarkPins {
     valid: Output,
-    entries: Vec<Output>,
+    heads: Vec<Output>,
+    bodies: Vec<Output>,
     now: Output,
 }
-
-/// Bits of a mark.
-const MARK: u32 = TraceEntry::BITS - TIME;
 
 /// A built model whose pins are those of a card; makes any number of cards.
 #[derive(Clone)]
@@ -370,10 +368,13 @@ impl CardModel {
             now_value: input("now_value", 64)?,
         };
         let mark_pins = if model.ports().iter().any(|port| port.name == "trace_valid") {
-            let entry = |i| output(&format!("trace_{i}"), MARK);
+            let each = |part, width| -> Result<Vec<Output>, verilated::Error> {
+                (0..SOURCES).map(|i| output(&format!("trace_{part}_{i}"), width)).collect()
+            };
             Some(Arc::new(MarkPins {
                 valid: output("trace_valid", SOURCES)?,
-                entries: (0..SOURCES).map(entry).collect::<Result<_, _>>()?,
+                heads: each("head", 64 - TIME)?,
+                bodies: each("body", 64)?,
                 now: output("now", 64)?,
             }))
         } else {
@@ -973,12 +974,9 @@ impl Card {
         while sources != 0 {
             let source = sources.trailing_zeros() as usize;
             sources &= sources - 1;
-            let mut words = [0; MARK.div_ceil(32) as usize];
-            self.top.get_wide(pins.entries[source], &mut words);
-            // the time lies below what the pins say
-            let said = words.iter().rev().fold(0, |said, word| said << 32 | u128::from(*word));
-            let entry =
-                TraceEntry::unpack(&(said << TIME | u128::from(ticks) & ((1 << TIME) - 1)).to_le_bytes());
+            let [head, body] = [&pins.heads, &pins.bodies].map(|pins| self.top.get(pins[source]));
+            let low = head << TIME | ticks & ((1 << TIME) - 1);
+            let entry = TraceEntry::unpack(&(u128::from(body) << 64 | u128::from(low)).to_le_bytes());
             self.marks.push((ticks, entry));
         }
     }

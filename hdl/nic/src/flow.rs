@@ -17,9 +17,8 @@
 
 use crate::config::Config;
 use crate::qp::{INDEX, PSN};
-use contract::Opcode;
+use contract::{Opcode, TraceEvent};
 use contract::ring::MAX_SGE;
-use contract::{TraceEvent, trace::TraceEntryBits};
 use hdl::{Bundle, Sig, cat, lit, low};
 
 /// A QP may have something to send.
@@ -761,19 +760,13 @@ impl Mark {
             detail: lit(16, 0),
         }
     }
-    /// As the ring holds it, but for the time: bits 127:40 of `contract::TraceEntry`.
-    pub fn entry(&self) -> Sig {
-        TraceEntryBits {
-            time: lit(TIME, 0),
-            event: self.event,
-            qp: self.qp.extend(16),
-            index: self.index,
-            psn: self.psn,
-            opcode: self.opcode,
-            detail: self.detail,
-        }
-        .pack()
-        .bits(TIME, TraceEntryBits::BITS - TIME)
+    /// Its bits of the lower quadword of `contract::TraceEntry`, those above the time.
+    pub fn head(&self) -> Sig {
+        cat(&[self.qp.extend(16), self.event])
+    }
+    /// The upper quadword.
+    pub fn body(&self) -> Sig {
+        cat(&[self.detail, self.opcode, self.psn, self.index])
     }
 }
 

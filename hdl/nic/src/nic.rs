@@ -680,8 +680,9 @@ impl Nic {
             ),
         ];
         io.trace.valid.set(cat(&marks.iter().rev().map(|(_, m)| m.valid).collect::<Vec<_>>()));
-        for (pin, (_, mark)) in io.trace.entries.iter().zip(&marks) {
-            pin.set(mark.entry());
+        for ((_, mark), (head, body)) in marks.iter().zip(io.trace.heads.iter().zip(&io.trace.bodies)) {
+            head.set(mark.head());
+            body.set(mark.body());
         }
         let trace = (c.trace_entries > 0).then(|| {
             instance("trace", &Trace { c: c.clone(), sources: marks.iter().map(|(s, _)| *s).collect() })

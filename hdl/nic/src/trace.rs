@@ -17,13 +17,11 @@
 
 use crate::config::Config;
 use crate::flow::{Mark, TIME};
-use crate::prim::fifo::Fifo;
-use crate::prim::merge::merge;
-use crate::qp::{INDEX, PSN};
-use contract::{Stage, TraceEvent, trace::TraceEntryBits};
+use crate::prim::pick::round_robin;
+use contract::{Stage, TraceEvent};
 use hdl::{
-    Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, any_of, cat, delay, delay_init, high,
-    index_width, instance, lit, mux, reg_init, when,
+    Bundle, Memory, Module, PortBuilder, Ports, Sig, cat, delay, delay_init, high, index_width, lit, low,
+    mux, reg_init, select, when,
 };
 
 /// Marks of a source that may wait.
@@ -61,38 +59,29 @@ pub struct Source {
     pub parts: &'static [Part],
 }
 
-/// The pins for the simulation: every mark, before any loss.
+/// The pins for the simulation: every mark, before any loss. No signal here has more than 64 bits: those are slow to simulate.
 #[derive(Clone, Debug)]
 pub struct Marks {
     /// Which sources tell something in this clock.
     pub valid: Sig,
-    /// [`Mark::entry`] of each.
-    pub entries: Vec<Sig>,
+    /// [`Mark::head`] of each.
+    pub heads: Vec<Sig>,
+    /// [`Mark::body`] of each.
+    pub bodies: Vec<Sig>,
 }
 
 impl Bundle for Marks {
     type Shape = ();
     #[track_caller]
     fn build(_: &(), name: &str, make: &mut dyn FnMut(&str, u32) -> Sig) -> Self {
-        let entry = TraceEntryBits::BITS - TIME;
-        Marks {
-            valid: make(&format!("{name}_valid"), SOURCES),
-            entries: (0..SOURCES).map(|i| make(&format!("{name}_{i}"), entry)).collect(),
-        }
+        let mut each =
+            |part: &str, width| (0..SOURCES).map(|i| make(&format!("{name}_{part}_{i}"), width)).collect();
+        let (heads, bodies) = (each("head", 64 - TIME), each("body", 64));
+        Marks { valid: make(&format!("{name}_valid"), SOURCES), heads, bodies }
     }
     fn signals(&self) -> Vec<Sig> {
-        [vec![self.valid], self.entries.clone()].concat()
+        [self.heads.clone(), self.bodies.clone(), vec![self.valid]].concat()
     }
-}
-
-/// A mark that waits.
-#[derive(Bundle, Clone, Copy, Debug)]
-#[bundle(Config)]
-struct Waiting {
-    #[shape(AGE)]
-    time: Sig,
-    #[shape(c.clone())]
-    mark: Mark,
 }
 
 /// See the head of this file.
@@ -145,39 +134,84 @@ impl Ports for TraceIo {
 }
 
 impl Source {
-    /// The bits of a mark that wait.
-    fn stored(&self, mark: &Mark) -> Sig {
-        let event = if self.events.len() > 1 { vec![mark.event] } else { vec![] };
-        let parts = self.parts.iter().map(|part| match part {
-            Part::Qp => mark.qp,
-            Part::Index => mark.index,
-            Part::Psn => mark.psn,
-            Part::Opcode => mark.opcode,
-            Part::Detail => mark.detail,
-        });
-        cat(&event.into_iter().chain(parts).collect::<Vec<_>>())
+    fn has(&self, part: Part) -> bool {
+        self.parts.contains(&part)
+    }
+    /// What waits of a mark: of its head and of its body.
+    fn stored(&self, mark: &Mark) -> (Sig, Sig) {
+        let own = |parts: &[(bool, Sig)]| {
+            let own: Vec<Sig> = parts.iter().filter(|(has, _)| *has).map(|(_, part)| *part).collect();
+            if own.is_empty() { low() } else { cat(&own) }
+        };
+        let head = own(&[(self.has(Part::Qp), mark.qp), (self.events.len() > 1, mark.event)]);
+        let body = own(&[
+            (self.has(Part::Detail), mark.detail),
+            (self.has(Part::Opcode), mark.opcode),
+            (self.has(Part::Psn), mark.psn),
+            (self.has(Part::Index), mark.index),
+        ]);
+        (head, body)
     }
     /// The mark again.
-    fn restored(&self, c: &Config, stored: Sig) -> Mark {
-        let mut at = stored.width();
-        let mut next = |width: u32| {
-            at -= width;
-            stored.bits(at, width)
-        };
+    fn restored(&self, c: &Config, head: Sig, body: Sig) -> Mark {
         let mut mark = Mark::of(self.events[0], high(), lit(c.qp_bits(), 0));
-        if self.events.len() > 1 {
-            mark.event = next(8);
-        }
-        for part in self.parts {
-            match part {
-                Part::Qp => mark.qp = next(c.qp_bits()),
-                Part::Index => mark.index = next(INDEX),
-                Part::Psn => mark.psn = next(PSN),
-                Part::Opcode => mark.opcode = next(8),
-                Part::Detail => mark.detail = next(16),
+        let (mut in_head, mut in_body) = (0, 0);
+        let next = |from: Sig, at: &mut u32, has: bool, part: &mut Sig| {
+            if has {
+                *part = from.bits(*at, part.width());
+                *at += part.width();
             }
-        }
+        };
+        next(head, &mut in_head, self.events.len() > 1, &mut mark.event);
+        next(head, &mut in_head, self.has(Part::Qp), &mut mark.qp);
+        next(body, &mut in_body, self.has(Part::Index), &mut mark.index);
+        next(body, &mut in_body, self.has(Part::Psn), &mut mark.psn);
+        next(body, &mut in_body, self.has(Part::Opcode), &mut mark.opcode);
+        next(body, &mut in_body, self.has(Part::Detail), &mut mark.detail);
         mark
+    }
+}
+
+/// Marks of a source that wait: a FIFO whose words lie in two memories.
+struct Queue {
+    /// Some wait.
+    valid: Sig,
+    /// The oldest leaves in this clock.
+    leaves: Sig,
+    /// Its time.
+    age: Sig,
+    /// The oldest.
+    mark: Mark,
+    /// One came and found no room.
+    lost: Sig,
+}
+
+impl Queue {
+    fn new(c: &Config, source: &Source, mark: &Mark, comes: Sig, now: Sig) -> Queue {
+        hdl::scope(source.name, || {
+            let bits = index_width(WAITING);
+            let (first, next) = (reg_init("first", bits + 1, 0), reg_init("next", bits + 1, 0));
+            let level = (next - first).named("waiting");
+            let enters = comes & !level.msb();
+            let (head, body) = source.stored(mark);
+            let head = cat(&[head, now.bits(0, AGE)]);
+            let keep = |name: &str, word: Sig| {
+                let memory = Memory::new(name, WAITING, word.width()).style("distributed");
+                memory.write(enters, next.bits(0, bits), word);
+                memory.read_now(&format!("{name}_word"), first.bits(0, bits))
+            };
+            let (head, body) = (keep("heads", head), keep("bodies", body));
+            let leaves = hdl::wire("leaves", 1);
+            when(enters, || next.set(next + 1));
+            when(leaves, || first.set(first + 1));
+            Queue {
+                valid: level.any(),
+                leaves,
+                age: head.bits(0, AGE),
+                mark: source.restored(c, head.bits(AGE, head.width() - AGE), body),
+                lost: comes & level.msb(),
+            }
+        })
     }
 }
 
@@ -196,45 +230,44 @@ impl Module for Trace {
             "a mark may wait longer than its time tells"
         );
         let now = io.now.bits(0, TIME);
-        let (mut lost, mut streams) = (vec![], vec![]);
+        let mut queues = vec![];
         for (source, mark) in self.sources.iter().zip(&io.marks) {
             let wanted = source.stage.map_or(high(), |stage| io.stages.bit(stage.code().into()));
             let comes = (mark.valid & io.enable & wanted).named(&format!("{}_comes", source.name));
-            let stored = cat(&[now.bits(0, AGE), source.stored(mark)]);
-            let fifo =
-                instance(&format!("{}_marks", source.name), &Fifo { depth: WAITING, width: stored.width() });
-            fifo.input.valid.set(comes);
-            fifo.input.data.set(stored);
-            lost.push(comes & !fifo.input.ready);
-            let word = fifo.output.data;
-            let rest = word.width() - AGE;
-            streams.push(Stream {
-                valid: fifo.output.valid,
-                ready: fifo.output.ready,
-                data: Waiting { time: word.bits(rest, AGE), mark: source.restored(c, word.bits(0, rest)) },
-            });
+            queues.push(Queue::new(c, source, mark, comes, now));
         }
         let count = io.lost.width();
-        io.lost.set(lost.into_iter().fold(lit(count, 0), |sum, l| sum + l.extend(count)));
+        io.lost.set(queues.iter().fold(lit(count, 0), |sum, queue| sum + queue.lost.extend(count)));
 
         // one entry a clock, whole one clock later
-        let chosen = merge("leaving", c, &streams.iter().collect::<Vec<_>>());
-        chosen.ready.set(high());
-        let age = now.bits(0, AGE) - chosen.data.time;
+        let each = |part: &dyn Fn(&Queue) -> Sig| queues.iter().map(part).collect::<Vec<_>>();
+        let waits = cat(&each(&|queue| queue.valid).into_iter().rev().collect::<Vec<_>>()).named("waits");
+        let last = reg_init("last", index_width(queues.len() as u32), 0);
+        let chosen = round_robin(waits, last).named("chosen");
+        when(waits.any(), || last.set(chosen));
+        for (i, queue) in queues.iter().enumerate() {
+            queue.leaves.set(queue.valid & chosen.eq(i));
+        }
+        let age = now.bits(0, AGE) - select(chosen, &each(&|queue| queue.age));
         let time = (now - age.extend(TIME)).named("marked_at");
-        let entry = delay("entry", cat(&[chosen.data.mark.entry(), time]));
-        let writes = delay_init("writes", chosen.valid);
+        let head = cat(&[select(chosen, &each(&|queue| queue.mark.head())), time]);
+        let halves = [delay("head", head), delay("body", select(chosen, &each(&|queue| queue.mark.body())))];
+        let writes = delay_init("writes", waits.any());
         let (was_on, producer) = (delay_init("was_on", io.enable), reg_init("producer_count", 64, 0));
-        let bits = index_width(c.trace_entries);
-        let ring = Memory::new("ring", c.trace_entries, TraceEntryBits::BITS).style("block");
-        ring.write(writes, producer.bits(0, bits), entry);
         when(io.enable & !was_on, || producer.set(0)).elif(writes, || producer.set(producer + 1));
         io.producer.set(producer);
-        let word = ring.read("ring_word", high(), io.address.bits(1, bits));
-        let upper = delay("upper", io.address.bit(0));
-        io.word.set(mux(upper, word.bits(64, 64), word.bits(0, 64)));
-
-        let waits: Vec<Sig> = streams.iter().map(|s| s.valid).collect();
-        io.idle.set(!any_of(&waits) & !writes);
+        let bits = index_width(c.trace_entries);
+        let (slot, wanted) = (producer.bits(0, bits), io.address.bits(1, bits));
+        let words: Vec<Sig> = ["lower", "upper"]
+            .into_iter()
+            .zip(halves)
+            .map(|(name, half)| {
+                let ring = Memory::new(&format!("{name}_ring"), c.trace_entries, 64).style("block");
+                ring.write(writes, slot, half);
+                ring.read(&format!("{name}_word"), high(), wanted)
+            })
+            .collect();
+        io.word.set(mux(delay("is_upper", io.address.bit(0)), words[1], words[0]));
+        io.idle.set(!waits.any() & !writes);
     }
 }

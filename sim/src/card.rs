@@ -254,7 +254,7 @@ impl CardModel {
         waves: bool,
         progress: Option<&(dyn Fn(verilated::Progress) + Sync)>,
     ) -> Result<Self, Error> {
-        Self::build(&nic::Config::small(), waves, false, progress)
+        Self::build(&nic::Config::small().untraced(), waves, false, progress)
     }
 
     /// The card of any configuration, likewise.
@@ -274,7 +274,7 @@ impl CardModel {
     /// # Errors
     /// As [`CardModel::small`].
     pub fn counting(progress: Option<&(dyn Fn(verilated::Progress) + Sync)>) -> Result<Self, Error> {
-        Self::build(&nic::Config::small(), false, true, progress)
+        Self::build(&nic::Config::small().untraced(), false, true, progress)
     }
 
     fn build(

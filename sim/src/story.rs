@@ -63,8 +63,17 @@ pub const MEMORY: usize = 1 << 20;
 /// The model, built once per process; configuration and waves as the environment asks for them.
 pub fn model() -> CardModel {
     static MODEL: OnceLock<CardModel> = OnceLock::new();
-    let build = || CardModel::of(&config(), waves(), None).unwrap_or_else(|error| panic!("{error}"));
-    MODEL.get_or_init(build).clone()
+    MODEL.get_or_init(|| build(config().untraced())).clone()
+}
+
+/// The same, with the stage trace.
+pub fn traced_model() -> CardModel {
+    static MODEL: OnceLock<CardModel> = OnceLock::new();
+    MODEL.get_or_init(|| build(config().traced())).clone()
+}
+
+fn build(config: nic::Config) -> CardModel {
+    CardModel::of(&config, waves(), None).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The configuration of the cards: that of the environment, else `small`.
@@ -126,6 +135,11 @@ pub fn two_cards(name: &str) -> Story {
     Story::begin(name, RoomConfig::example(2, seed()), None)
 }
 
+/// The same of a model with the stage trace.
+pub fn two_traced_cards(name: &str, config: RoomConfig) -> Story {
+    Story::open(name, &traced_model(), config, None, true)
+}
+
 /// Card 0 at side A, a plain-Rust endpoint at side B.
 pub fn card_and_peer(name: &str, seed: u64) -> Story {
     let mut peer = peer::Endpoint::new(0x0200_0000_000b, [10, 0, 0, 2].into());
@@ -136,22 +150,28 @@ pub fn card_and_peer(name: &str, seed: u64) -> Story {
 impl Story {
     /// A story in a room of one's own.
     pub fn begin(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>) -> Self {
-        Self::open(name, config, peer, true)
+        Self::open(name, &model(), config, peer, true)
     }
 
     /// A story too long to be written down: no capture, no logs, and no packet is remembered.
     pub fn unrecorded(name: &str, config: RoomConfig) -> Self {
-        Self::open(name, config, None, false)
+        Self::open(name, &model(), config, None, false)
     }
 
-    fn open(name: &str, config: RoomConfig, peer: Option<peer::Endpoint>, recorded: bool) -> Self {
+    fn open(
+        name: &str,
+        model: &CardModel,
+        config: RoomConfig,
+        peer: Option<peer::Endpoint>,
+        recorded: bool,
+    ) -> Self {
         let seed = config.seed;
         let cards = config.cards.len();
         let label = match self::config().name {
             "small" => name.to_owned(),
             other => format!("{name}-{other}"),
         };
-        let mut room = Room::new(&model(), config).unwrap_or_else(|error| panic!("{error}"));
+        let mut room = Room::new(model, config).unwrap_or_else(|error| panic!("{error}"));
         if let Some(peer) = peer {
             room.attach_peer(peer);
         }

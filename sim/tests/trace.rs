@@ -6,12 +6,17 @@
 use contract::{Reject, Stage, StageCounter, TraceEvent, register as reg};
 use host::trace::{Timed, life};
 use sim::backend::lock;
-use sim::story::{End, MS, Story, US, config, two_cards};
+use sim::room::RoomConfig;
+use sim::story::{self, End, MS, Story, US, config, seed};
 use sim::wire::Faults;
 use std::sync::{Arc, Mutex};
 
 /// Every stage.
 const STAGES: u32 = (1 << Stage::ALL.len()) - 1;
+
+fn two_cards(name: &str) -> Story {
+    story::two_traced_cards(name, RoomConfig::example(2, seed()))
+}
 
 type Marks = Arc<Mutex<Vec<Timed>>>;
 
@@ -94,7 +99,7 @@ fn a_ring_that_is_not_read_keeps_the_newest_and_tells_how_many_are_missing() {
 fn a_traced_run_has_the_cycles_of_an_untraced_one() {
     // the same accesses to the same registers in each run; of the second the ring is on, the third is watched
     let run = |name: &str, ring: u32, watched: bool| {
-        let mut story = two_cards(name);
+        let mut story = if name.ends_with("_without") { story::two_cards(name) } else { two_cards(name) };
         let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
         for card in 0..2 {
             lock(&story.room).host(card, |root, now| {
@@ -126,19 +131,20 @@ fn a_traced_run_has_the_cycles_of_an_untraced_one() {
         (packets, clocks, pins.map_or(0, |pins| take(&pins).len()))
     };
     let plain = run("a_traced_run_has_the_cycles_of_an_untraced_one", 0, false);
+    let without = run("a_traced_run_has_the_cycles_of_an_untraced_one_without", 0, false);
     let ring = run("a_traced_run_has_the_cycles_of_an_untraced_one_ring", 1, false);
     let pins = run("a_traced_run_has_the_cycles_of_an_untraced_one_pins", 0, true);
     assert!(plain.0.len() > 180 && pins.2 > 2000, "{} packets, {} marks", plain.0.len(), pins.2);
     assert!(plain.0 == pins.0 && plain.1 == pins.1, "a look at the pins changes nothing");
+    assert!(plain.0 == without.0 && plain.1 == without.1, "nor has a card without a trace others");
     assert!(plain.0 == ring.0, "every packet leaves at the same time with the ring on");
 }
 
 #[test]
 fn every_completion_has_its_life() {
     for seed in [1, 2] {
-        let mut config = sim::room::RoomConfig::example(2, seed);
-        config.seed = seed;
-        let mut story = Story::begin("every_completion_has_its_life", config, None);
+        let room = RoomConfig::example(2, seed);
+        let mut story = story::two_traced_cards("every_completion_has_its_life", room);
         let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);
         let pins = marks(&story);
         story.wire_harms(Faults { loss: 0.04, ..Faults::default() });

@@ -64,6 +64,8 @@ pub struct Config {
     pub misses: u32,
     /// Entries of the stage trace (power of two, at least 4); 0: none.
     pub trace_entries: u32,
+    /// Every mark stands at pins of the top, for the simulation.
+    pub trace_pins: bool,
     /// Core clock.
     pub core_clock_khz: u32,
     /// Core clocks in 4.096 us, the unit of transport timeouts.
@@ -103,6 +105,7 @@ impl Config {
             transmit_slots: 32,
             misses: 8,
             trace_entries: WINDOW_ENTRIES,
+            trace_pins: false,
             core_clock_khz: 250_000,
             ticks_per_4096ns: 1024,
             // 20 ms: above the 10 ms below which expiry is discouraged
@@ -136,6 +139,14 @@ impl Config {
     /// The configuration of that name.
     pub fn by_name(name: &str) -> Option<Config> {
         [Config::small(), Config::full()].into_iter().find(|c| c.name == name)
+    }
+    /// The same card without the stage trace, which is faster to simulate.
+    pub fn untraced(self) -> Config {
+        Config { trace_entries: 0, trace_pins: false, ..self }
+    }
+    /// The same card with the stage trace at its pins, too.
+    pub fn traced(self) -> Config {
+        Config { trace_pins: true, ..self }
     }
     /// Bytes of FCS at the end of a frame from the mac: the CMAC keeps them to itself.
     pub fn fcs_bytes(&self) -> u32 {

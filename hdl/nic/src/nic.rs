@@ -127,7 +127,7 @@ pub struct NicIo {
     /// The earliest deadline; all ones: none.
     #[output(64)]
     pub next_due: Sig,
-    /// What every stage tells trace (simulation; unconnected on a board).
+    /// What every stage tells trace, if [`Config::trace_pins`]; else zero.
     #[output]
     pub trace: Marks,
 }
@@ -679,10 +679,14 @@ impl Nic {
                 Mark { detail: refused.1.extend(16), ..Mark::of(T::Reject, refused.0, nobody) },
             ),
         ];
-        io.trace.valid.set(cat(&marks.iter().rev().map(|(_, m)| m.valid).collect::<Vec<_>>()));
-        for ((_, mark), (head, body)) in marks.iter().zip(io.trace.heads.iter().zip(&io.trace.bodies)) {
-            head.set(mark.head());
-            body.set(mark.body());
+        if c.trace_pins {
+            io.trace.valid.set(cat(&marks.iter().rev().map(|(_, m)| m.valid).collect::<Vec<_>>()));
+            for ((_, mark), (head, body)) in marks.iter().zip(io.trace.heads.iter().zip(&io.trace.bodies)) {
+                head.set(mark.head());
+                body.set(mark.body());
+            }
+        } else {
+            io.trace.assign_zero();
         }
         let trace = (c.trace_entries > 0).then(|| {
             instance("trace", &Trace { c: c.clone(), sources: marks.iter().map(|(s, _)| *s).collect() })

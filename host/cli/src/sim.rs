@@ -77,7 +77,7 @@ pub struct SimArgs {
     /// Write every TLP as CSV, a file per card: card1 of log.csv is log.card1.csv.
     #[arg(long, value_name = "FILE")]
     tlp_log: Option<PathBuf>,
-    /// Write what every stage of the cards decides as a timeline (ui.perfetto.dev), and tell where the time of requests went.
+    /// Write what every stage of the cards decides as a timeline (ui.perfetto.dev), and tell where the time of requests went. A model of its own is built.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Write waves (FST), a file per card. Much slower, and a model of its own is built.
@@ -250,7 +250,7 @@ fn per_card(path: &Path, card: usize, cards: usize) -> PathBuf {
 }
 
 /// Builds or loads the model, and tells on stderr what takes long.
-fn model(waves: bool) -> anyhow::Result<CardModel> {
+fn model(waves: bool, trace: bool) -> anyhow::Result<CardModel> {
     let start = Instant::now();
     let in_place = std::io::stderr().is_terminal();
     let tell = move |step: verilated::Progress| {
@@ -270,7 +270,9 @@ fn model(waves: bool) -> anyhow::Result<CardModel> {
             eprintln!("{what}, {seconds} s");
         }
     };
-    let model = CardModel::small(waves, Some(&tell))?;
+    let small = nic::Config::small();
+    let config = if trace { small.traced() } else { small.untraced() };
+    let model = CardModel::of(&config, waves, Some(&tell))?;
     if in_place {
         eprint!("\r\x1b[K");
     }
@@ -281,7 +283,7 @@ fn model(waves: bool) -> anyhow::Result<CardModel> {
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let config = args.configuration()?;
     catch_signals();
-    let model = model(args.waves.is_some())?;
+    let model = model(args.waves.is_some(), args.trace.is_some())?;
     let cards = config.cards.clone();
     let marks = Marks::default();
     let mut room = args.room(&model, config, &marks)?;

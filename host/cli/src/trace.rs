@@ -66,7 +66,7 @@ pub fn run(args: &TraceArgs) -> anyhow::Result<()> {
     for device in devices {
         ensure!(
             device.attributes().has(contract::register::feature::TRACE),
-            "{}: the card has no stage trace; use a bitstream with one",
+            "{}: the card has no stage trace; use a bitstream with one, or `verbena sim --trace FILE`",
             device.name()
         );
     }

@@ -137,7 +137,8 @@ fn timeline_of(bytes: &[u8]) -> (Vec<String>, usize) {
 #[test]
 fn requests_are_followed_through_every_stage_of_both_cards() {
     let folder = tempfile::tempdir().expect("a folder");
-    let _sim = simulate(folder.path(), &[]);
+    let watched = folder.path().join("all.pftrace");
+    let _sim = simulate(folder.path(), &["--trace", watched.to_str().expect("text")]);
     for op in ["write", "send", "read"] {
         let out = folder.path().join(format!("{op}.pftrace"));
         let mut command = verbena(&["trace", "--json", "--op", op, "--count", "6", "--out"]);

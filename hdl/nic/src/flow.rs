@@ -17,8 +17,8 @@
 
 use crate::config::Config;
 use crate::qp::{INDEX, PSN};
-use contract::{Opcode, TraceEvent};
 use contract::ring::MAX_SGE;
+use contract::{Opcode, TraceEvent};
 use hdl::{Bundle, Sig, cat, lit, low};
 
 /// A QP may have something to send.

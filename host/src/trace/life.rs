@@ -291,7 +291,12 @@ fn answer(index: &Index, step: &Timed, retire: &Timed, peer: Option<(usize, u16)
         && let Some(packetise) = index.before((other, Packetise, its, psn), comes.ticks, same)
     {
         if let Some(respond) = index.before((other, Respond, its, psn), packetise.ticks, any) {
-            steps.extend(index.before((other, Schedule, its, ANY), respond.ticks, any));
+            // a plain acknowledgement has no turn: place sends it
+            let placed = index.before((other, Placed, its, psn), respond.ticks, any);
+            let placed = placed.map_or(0, |placed| placed.ticks);
+            steps.extend(
+                index.before((other, Schedule, its, ANY), respond.ticks, |turn| turn.ticks >= placed),
+            );
             steps.push(respond);
             let gather =
                 index.before((other, Gather, its, psn), packetise.ticks, |step| step.ticks >= respond.ticks);

@@ -434,7 +434,7 @@ fn registers_are_aligned_ascending_and_do_not_overlap() {
 #[test]
 fn a_trace_entry_packs_as_stated() {
     let entry = TraceEntry {
-        time: 0x0504_0302_01,
+        time: 0x05_0403_0201,
         event: 0x06,
         qp: 0x0807,
         index: 0x0a09,

@@ -507,7 +507,7 @@ mod tests {
         for (n, wqe) in [65_535u16, 0].into_iter().enumerate() {
             let bell = TraceEntry { qp: 3, index: wqe.wrapping_add(1), ..TraceEntry::default() };
             script.tell(0, 100 + 20 * n as u64, TraceEvent::Doorbell, bell);
-            script.packet(200 + 20 * n as u64, wqe, 0xff_ffff + n as u32 & 0xff_ffff, n as u16, true);
+            script.packet(200 + 20 * n as u64, wqe, (0xff_ffff + n as u32) & 0xff_ffff, n as u16, true);
         }
         script.acknowledge(300, 0, 0, &[(65_535, 0xff_ffff), (0, 0)]);
         let all = lives(&script.0);

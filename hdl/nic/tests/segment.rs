@@ -543,6 +543,37 @@ fn a_turn_goes_on_until_a_kib_of_its_message_is_complete() {
     assert_eq!(b.packets.len(), 2 + 4 + 1 + 4);
 }
 
+/// A turn with a READ to answer may do something else in the same clock, and then the WQE at hand is no longer the next.
+#[test]
+fn a_response_does_not_go_on_when_the_send_queue_went_on_beside_it() {
+    let local = SendWqe { opcode: 7, imm: 1, ..SendWqe::default() };
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.read(5, 0xff_fffe, 1024);
+    b.post(5, local);
+    b.post(5, write(8));
+    b.run(5);
+    assert_eq!((b.locals.len(), b.packets.len(), b.rejects.len()), (1, 4, 0), "local invalidate");
+    // a rewind
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.post(5, write(8));
+    b.post(5, write(8));
+    b.run(5);
+    b.requester[5].epoch = 1;
+    b.read(5, 0xff_fffe, 1024);
+    b.run(5);
+    assert_eq!((b.packets.len(), b.tx[5].epoch, b.rejects.len()), (2 + 4 + 2, 1, 0), "rewind");
+    // a WQE that is bad is refused once
+    let mut b = Bench::new();
+    b.rights[5].path_mtu = 1;
+    b.read(5, 0xff_fffe, 1024);
+    b.post(5, SendWqe { opcode: 99, ..write(8) });
+    b.post(5, write(8));
+    b.turn(5);
+    assert_eq!(b.rejects.len(), 1, "refusal");
+}
+
 #[test]
 fn a_send_with_invalidate_names_its_key_and_its_last_packet_is_of_that_kind() {
     let mut b = Bench::new();

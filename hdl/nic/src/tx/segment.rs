@@ -473,7 +473,10 @@ impl Module for Segment {
             (part(offset) + part(mtu)).any()
         };
         let sends_on = does_send & !is_read & !is_last & within(offset);
-        let goes_on = (sends_on | (does_respond & !res_last & within(res_offset))).named("goes_on");
+        // what else the same clock does to the send queue: the WQE at hand is no longer that of the cursor
+        let leaves = any_of(&[does_jump, does_invalidate, does_refuse, does_fault]);
+        let responds_on = does_respond & !res_last & within(res_offset) & !leaves;
+        let goes_on = (sends_on | responds_on).named("goes_on");
         io.done.valid.set(acts & turn & !goes_on);
         let fires = (acts & (!turn | goes_on | io.done.ready)).named("fires");
         when(fires, || phase.set(0));

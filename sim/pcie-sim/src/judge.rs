@@ -337,8 +337,8 @@ const KEPT: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Judge {
     sideband: Sideband,
-    before: Sideband,
-    changed: Time,
+    /// What was in force before, until when: the latest changes, at least those within the grace.
+    earlier: Vec<(Time, Sideband)>,
     grace: Time,
     reset_at: Option<Time>,
     header_limit: u32,
@@ -392,8 +392,7 @@ impl Judge {
     pub fn new(sideband: Sideband, header_limit: u32, data_limit: u32, grace: Time) -> Judge {
         Judge {
             sideband,
-            before: sideband,
-            changed: Time::ZERO,
+            earlier: Vec::new(),
             grace,
             reset_at: None,
             header_limit,
@@ -434,9 +433,9 @@ impl Judge {
     /// The sideband changed.
     pub fn sideband(&mut self, now: Time, sideband: Sideband) {
         if sideband != self.sideband {
-            self.before = self.sideband;
+            self.earlier.retain(|(until, _)| now < *until + self.grace);
+            self.earlier.push((now, self.sideband));
             self.sideband = sideband;
-            self.changed = now;
         }
     }
 
@@ -479,7 +478,8 @@ impl Judge {
     }
 
     fn allowed(&self, now: Time) -> Sideband {
-        if now < self.changed + self.grace { loosest(&self.sideband, &self.before) } else { self.sideband }
+        let lately = self.earlier.iter().filter(|(until, _)| now < *until + self.grace);
+        lately.fold(self.sideband, |loose, (_, sideband)| loosest(&loose, sideband))
     }
 
     /// Judges a request. `Err` is a TLP without meaning. Completions are passed through to [`Judge::completion`].

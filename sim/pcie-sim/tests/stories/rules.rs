@@ -189,6 +189,21 @@ fn bus_master_may_be_cleared_under_a_write_that_was_on_its_way() {
 }
 
 #[test]
+fn a_change_soon_after_another_does_not_end_the_grace_of_the_first() {
+    let mut d = Desk::new(config(), 1);
+    d.now = Time::us(10);
+    d.rc.config_write(d.now, 4, &[2, 0]);
+    d.now = d.now + Time::ns(400);
+    d.rc.config_write(d.now, 4, &[0, 0]);
+    d.now = Time(Time::us(10).0 + Time::ns(500).0 - 1);
+    d.write(BASE, &[1]);
+    d.no_violation();
+    d.now = Time::us(10) + Time::ns(500);
+    d.write(BASE, &[2]);
+    assert_eq!(d.rc.take_violations()[0].verdict, Verdict::BusMasterOff, "nor does it begin again");
+}
+
+#[test]
 fn ordering_attributes_need_their_enables() {
     assert_eq!(plain([with_attr(write(BASE, 4), RO | NS)]), []);
     assert_eq!(plain([with_attr(write(BASE, 4), IDO)]), [Verdict::IdOrderingOff]);

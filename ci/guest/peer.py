@@ -3,9 +3,10 @@
 
     peer.py PORT      listens on TCP, one exchange after another; a line per exchange on standard output
 
-In: per connection the job, as a line of JSON; then connection data as ibv_rc_pingpong exchanges them; then a line of each
-end's memory. Out: the work requests of the job, or the memory for them, and a last line of each end: what it found. What
-may be wrong is said in that line and ends the exchange, never the program.
+In: per connection the job, as a line of JSON; then for each of its QPs connection data as ibv_rc_pingpong exchanges them;
+then a line of each end's memory. Out: the work requests of the job, or the memory for them, and a last line of each end:
+what it found. What may be wrong is said in that line and ends the exchange, never the program; all that was made for an
+exchange goes with it.
 """
 
 import hashlib
@@ -30,7 +31,14 @@ ADD = 0x0123456789ABCDEF
 MASK = (1 << 64) - 1
 ACCESS, REQUEST = e.IBV_WC_REM_ACCESS_ERR, e.IBV_WC_REM_INV_REQ_ERR
 # what the asking side does wrong, and how its first work request ends
-WRONG = {"key": ACCESS, "range": ACCESS, "rights": ACCESS, "length": REQUEST, "alignment": REQUEST}
+WRONG = {
+    "key": ACCESS,
+    "range": ACCESS,
+    "rights": ACCESS,
+    "length": REQUEST,
+    "alignment": REQUEST,
+    "gone": e.IBV_WC_RETRY_EXC_ERR,
+}
 RIGHTS = (
     e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 )
@@ -60,11 +68,11 @@ def own_gid(context, peer):
 
 
 class End:
-    """A QP, its CQ and its memory."""
+    """A QP, its CQ and its part of the memory."""
 
-    def __init__(self, job):
+    def __init__(self, context, job):
         self.job = job
-        self.context = Context(name=DEVICE)
+        self.context = context
         self.pd = PD(self.context)
         self.cq = CQ(self.context, 256)
         self.length = job["size"] * job["count"]
@@ -101,6 +109,8 @@ class End:
         stream.flush()
         if stream.read(5) != b"done\0":
             raise Wrong("expected `done`")
+        if self.job["wrong"] == "gone" and not self.job["listener_asks"]:
+            self.qp.close()
 
     def sge(self, slot, less=0):
         size = self.job["size"]
@@ -133,8 +143,8 @@ class End:
         """What the peer is told of the memory."""
         return {"addr": self.memory.buf, "rkey": self.memory.rkey, "hash": self.hash(), "word": self.word()}
 
-    def ask(self, theirs):
-        """Does the work requests and judges what came back."""
+    def post(self, theirs):
+        """Posts the work requests; what each atomic should return, and what it leaves."""
         job, op = self.job, self.job["op"]
         wrong = job["wrong"]
         rkey = theirs["rkey"] ^ (0x10 if wrong == "key" else 0)
@@ -161,6 +171,12 @@ class End:
             elif not op.startswith("send"):
                 wr.set_wr_rdma(rkey, addr + slot * job["size"])
             self.qp.post_send(wr)
+        return expected, held
+
+    def reap(self, theirs, expected, held):
+        """Judges what came back."""
+        job, op = self.job, self.job["op"]
+        wrong = job["wrong"]
         found = self.completions(job["count"])
         status = [e.IBV_WC_SUCCESS] * job["count"]
         if wrong in WRONG:
@@ -168,7 +184,7 @@ class End:
         if [wc.status for wc in found] != status or [wc.wr_id for wc in found] != list(range(job["count"])):
             raise Wrong(f"completions {[(wc.wr_id, wc.status) for wc in found]}")
         if wrong in WRONG:
-            return {}
+            return {"hash": "", "word": 0}
         if op == "read" and self.hash() != theirs["hash"]:
             raise Wrong("the bytes that were read differ")
         if op in ("fetch-add", "compare-swap"):
@@ -213,33 +229,38 @@ def exchange(stream):
         return json.loads(stream.readline())
 
     job = hear()
-    end = End(job)
-    end.connect(stream)
-    before = end.about()
-    tell(before)
-    theirs = hear()
-    report = {"error": None, "hash": "", "word": 0}
-    try:
-        if job["listener_asks"]:
-            report.update(end.ask(theirs))
+    with Context(name=DEVICE) as context:
+        ends = []
+        for _ in range(job["qps"]):
+            ends.append(End(context, job))
+            ends[-1].connect(stream)
+        before = [end.about() for end in ends]
+        tell(before)
+        theirs = hear()
+        report = {"error": None, "left": []}
+        try:
+            if job["listener_asks"]:
+                posted = [end.post(part) for end, part in zip(ends, theirs)]
+                report["left"] = [end.reap(part, *held) for end, part, held in zip(ends, theirs, posted)]
+                tell(report)
+                found = hear()
+            else:
+                if job["late"]:
+                    time.sleep(0.5)
+                    for end in ends:
+                        end.post_receives()
+                found = hear()
+                if found["error"] is None:
+                    for end, part, left in zip(ends, before, found["left"]):
+                        end.check(part, left)
+                tell(report)
+        except Wrong as wrong:
+            report["error"] = str(wrong)
             tell(report)
-            found = hear()
-        else:
-            if job["late"]:
-                time.sleep(0.5)
-                end.post_receives()
-            found = hear()
-            if found["error"] is None:
-                end.check(before, found)
-            tell(report)
-    except Wrong as wrong:
-        report["error"] = str(wrong)
-        tell(report)
-        found = {"error": None}
-    print(job["op"], job["size"], job["count"], report["error"] or found["error"] or "ok", flush=True)
-    # the peer's last packets may still want an answer
-    stream.read(1)
-    end.qp.close()
+            found = {"error": None}
+        print(job["op"], job["size"], job["count"], report["error"] or found["error"] or "ok", flush=True)
+        # the peer's last packets may still want an answer
+        stream.read(1)
 
 
 def main():

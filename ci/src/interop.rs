@@ -51,6 +51,8 @@ const TALK_MAC: &str = "02:00:00:00:00:ff";
 const PINGPONG: u16 = 18515;
 const PEER: u16 = 18600;
 const RESULTS: &str = "docs/interop.md";
+/// Connections one after another.
+const CYCLES: u32 = 1000;
 
 /// Who begins: sends first, or posts the work requests.
 #[derive(Clone, Copy, PartialEq)]
@@ -114,6 +116,7 @@ struct Cell {
     size: u32,
     count: u32,
     mtu: u32,
+    qps: u32,
     ipv6: bool,
     wire: Wire,
     trouble: Trouble,
@@ -122,7 +125,7 @@ struct Cell {
 impl Cell {
     fn new(by: By, asks: Asks, size: u32, count: u32) -> Cell {
         let (wire, trouble) = (Wire::Clean, Trouble::None);
-        Cell { by, asks, size, count, mtu: 1024, ipv6: false, wire, trouble }
+        Cell { by, asks, size, count, mtu: 1024, qps: 1, ipv6: false, wire, trouble }
     }
 
     fn what(&self) -> &'static str {
@@ -138,6 +141,9 @@ impl Cell {
         let mut name = format!("{asks}-{}-{}", self.what(), self.size);
         if self.mtu != 1024 {
             name += &format!("-mtu{}", self.mtu);
+        }
+        if self.qps != 1 {
+            name += &format!("-qps{}", self.qps);
         }
         for (told, part) in [
             (self.ipv6, "-ipv6"),
@@ -160,14 +166,16 @@ impl Cell {
         let trouble = match self.trouble {
             Trouble::None => String::new(),
             Trouble::LateReceives => ", receives posted late (RNR)".to_owned(),
+            Trouble::Wrong("gone") => ", the QP is gone: retries exceeded, the rest flushed".to_owned(),
             Trouble::Wrong(what) => format!(", wrong {what}: refused, the rest flushed"),
             Trouble::PsnWraps => ", PSNs wrap".to_owned(),
         };
         let asks = if self.asks == Asks::Card { "card" } else { "kernel" };
         let ip = if self.ipv6 { "IPv6" } else { "IPv4" };
         format!(
-            "| {}{trouble} | {asks} | {program} | {} x {} | {} | {ip} | {} | {result} |",
+            "| {}{trouble} | {asks} | {program} | {} | {} x {} | {} | {ip} | {} | {result} |",
             self.what(),
+            self.qps,
             self.count,
             self.size,
             self.mtu,
@@ -196,10 +204,12 @@ fn cells() -> Vec<Cell> {
                 cells.extend([0, 3].map(|size| Cell { size, count: 4, ..usual }));
             }
             let wrong: &[&str] = match op {
-                "send" | "send-imm" => &["length"],
+                "send" => &["length", "gone"],
+                "send-imm" => &["length"],
                 // rxe refuses to post an atomic at an odd place
                 "fetch-add" | "compare-swap" if asks == Asks::Kernel => &["key", "rights"],
                 "fetch-add" | "compare-swap" => &["key", "rights", "alignment"],
+                "write" | "read" => &["key", "range", "rights", "gone"],
                 _ => &["key", "range", "rights"],
             };
             cells.extend(wrong.iter().map(|what| Cell { trouble: Trouble::Wrong(what), count: 4, ..usual }));
@@ -207,6 +217,8 @@ fn cells() -> Vec<Cell> {
         for op in ["send", "write", "read"] {
             let usual = Cell::new(By::Perf(op), asks, 20_003, 16);
             cells.extend([256, 512, 2048, 4096].map(|mtu| Cell { mtu, ..usual }));
+            cells.extend([2, 16].map(|qps| Cell { qps, size: 5001, ..usual }));
+            cells.push(Cell { qps: 16, size: 5001, wire: Wire::Hostile, ..usual });
             cells.push(Cell { size: 1 << 20, count: 2, ..usual });
             cells.push(Cell { size: 16 << 20, count: 1, mtu: 4096, ..usual });
             cells.push(Cell { wire: Wire::Lossy, mtu: 256, ..usual });
@@ -231,8 +243,9 @@ fn interop(mut args: Args) -> Result<()> {
     let all = cells();
     let named = |cell: &&Cell| wanted.is_empty() || wanted.iter().any(|part| cell.name().contains(part));
     let chosen: Vec<Cell> = all.iter().filter(named).copied().collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = all.iter().map(Cell::name).collect();
+    let cycles = wanted.is_empty() || wanted.iter().any(|part| "cycles".contains(part.as_str()));
+    if chosen.is_empty() && !cycles {
+        let names: Vec<_> = all.iter().map(Cell::name).chain(["cycles".to_owned()]).collect();
         return Err(crate::usage(format!("no such cell; there are {}", names.join(" "))));
     }
     let home = vm::home();
@@ -256,6 +269,11 @@ fn interop(mut args: Args) -> Result<()> {
         let passed = steps.step(&name, || room.exchange(cell, number as u64 + 1, &file));
         rows.push(cell.row(if passed { "passes" } else { "**fails**" }));
         failed += u32::from(!passed);
+        files.extend(file.exists().then_some(file));
+    }
+    if cycles {
+        let file = folder.join("cycles.pcapng");
+        steps.step("cycles", || room.cycles(&file));
         files.extend(file.exists().then_some(file));
     }
     steps.step("kernel's messages", || vm::messages(&mut room.guest));
@@ -283,10 +301,13 @@ fn page(kernel: &str, home: &Path, rows: &[String], failed: u32) -> Result<Strin
          rdma-core's unmodified programs in the guest. Linux {kernel}, rdma-core {core}, QEMU {qemu}.\n\n\
          In each cell all bytes are compared at the receiving end, all completions at both; its capture is judged by tshark and by\n\
          the independent ICRC. {} cells, {failed} of them fail. Not there yet: raw Ethernet in the card, and so ARP, ND and ping\n\
-         (the guest has permanent neighbour entries); connection manager, perftest, several QPs.\n\n\
+         (the guest has permanent neighbour entries); connection manager, perftest.\n\n\
          Of soft-RoCE: it answers a message that is longer than its receive with an operational error (NAK 0x63), where the\n\
          card says invalid request (0x61); it refuses to post an atomic at an odd place, so it cannot ask for one.\n\n\
-         | what | asks | kernel's program | messages x bytes | path MTU | IP | wire | |\n|---|---|---|---|---|---|---|---|\n{}\n",
+         {CYCLES} connections one after another, each of a new QP, memory region, CQ and protection domain at both ends, leave\n\
+         the kernel with as many objects as before; its memory, that of pyverbs and of the card's program is as large as after a\n\
+         tenth of them.\n\n\
+         | what | asks | kernel's program | QPs | messages x bytes | path MTU | IP | wire | |\n|---|---|---|---|---|---|---|---|---|\n{}\n",
         rows.len(),
         rows.join("\n")
     ))
@@ -374,13 +395,54 @@ impl Room {
         outcome.and(sim.end()).map(|()| Verdict::Passed)
     }
 
+    /// Connects, writes and disconnects, again and again; nothing may stay behind.
+    fn cycles(&mut self, capture: &Path) -> Result<Verdict> {
+        let sim = self.simulator(Wire::Clean, 0, capture)?;
+        let cell = Cell::new(By::Perf("write"), Asks::Card, 1001, 2);
+        let again = |room: &mut Room, rounds: u32| {
+            let mut verbena = room.verbena(&cell, &sim, "perf");
+            verbena.args([
+                "--op",
+                "write",
+                "--size",
+                "1001",
+                "--count",
+                "2",
+                "--rounds",
+                &rounds.to_string(),
+            ]);
+            verbena.args(["--connect", &format!("127.0.0.1:{}", room.peer)]);
+            println!("$ {}", run::typed(&verbena));
+            let said = run::output(&mut verbena)?;
+            println!("{}", said.trim());
+            let left = room.guest.ask(
+                "rdma resource show rxe0\n\
+                 awk '/^SUnreclaim/ { print \"kernel\", $2 }' /proc/meminfo\n\
+                 awk '/^VmRSS/ { print \"pyverbs\", $2 }' /proc/$(pidof python3)/status",
+            )?;
+            Ok::<_, anyhow::Error>((said, left))
+        };
+        let (_, early) = again(self, CYCLES / 10)?;
+        let (said, late) = again(self, CYCLES)?;
+        sim.end()?;
+        println!("early: {}\nlate: {}", early.trim(), late.trim());
+        ensure!(early.lines().next() == late.lines().next(), "objects stayed behind in the kernel");
+        for what in ["kernel", "pyverbs"] {
+            grows(what, number_after(&early, what)?, number_after(&late, what)?)?;
+        }
+        let card = said.lines().last().unwrap_or_default();
+        grows("verbena", number_after(card, "memory")?, number_after(card, "th,")?)?;
+        Ok(Verdict::Passed)
+    }
+
     /// `verbena` on the card.
     fn verbena(&self, cell: &Cell, sim: &Simulator, command: &str) -> Command {
         let mut verbena = run::command("setpriv", ["--pdeathsig", "TERM"]);
         verbena.arg(run::target().join("release/verbena")).args([command, "--device", "sim:card0"]);
         verbena.args(["--mtu", &cell.mtu.to_string(), "--timeout", "300"]);
         // a guest without KVM may take its time, and only a lost packet should be missed
-        verbena.args(["--ack-timeout", if cell.wire == Wire::Clean { "18" } else { "15" }]);
+        let soon = cell.wire != Wire::Clean || cell.trouble == Trouble::Wrong("gone");
+        verbena.args(["--ack-timeout", if soon { "15" } else { "18" }]);
         verbena.env("VERBENA_RUN", &sim.folder);
         if cell.ipv6 {
             verbena.env("VERBENA_NEIGHBOURS", format!("fd00::1={CARD_MAC},fd00::2={GUEST_MAC}"));
@@ -431,6 +493,7 @@ impl Room {
     fn perf(&mut self, cell: &Cell, op: &str, sim: &Simulator) -> Result<()> {
         let mut verbena = self.verbena(cell, sim, "perf");
         verbena.args(["--op", op, "--size", &cell.size.to_string(), "--count", &cell.count.to_string()]);
+        verbena.args(["--qps", &cell.qps.to_string()]);
         verbena.args((cell.asks == Asks::Kernel).then_some("--reverse"));
         match cell.trouble {
             Trouble::None => &mut verbena,
@@ -442,6 +505,21 @@ impl Room {
         // what the kernel's end finds, ours tells; what it died of, its log
         run::show(&mut verbena).inspect_err(|_| drop(self.guest.ask("tail -n 1 /tmp/peer.log")))
     }
+}
+
+/// The number behind a word.
+fn number_after(text: &str, word: &str) -> Result<u64> {
+    let rest = text.split_once(word).map(|(_, rest)| rest.trim_start());
+    let digits = rest.and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+    digits
+        .and_then(|digits| digits.parse().ok())
+        .with_context(|| format!("no number behind {word:?} in {text:?}"))
+}
+
+/// Some pages more are no leak; a page for each cycle is.
+fn grows(what: &str, early: u64, late: u64) -> Result<()> {
+    ensure!(late < early + 2 * u64::from(CYCLES), "{what}: {early} KiB became {late} KiB");
+    Ok(())
 }
 
 /// The guest's program, with the GID of the cell's family.
@@ -523,9 +601,18 @@ mod tests {
         let usual = Cell::new(By::Perf("read"), Asks::Kernel, 5001, 16);
         let cell = Cell { mtu: 256, ipv6: true, wire: Wire::Lossy, trouble: Trouble::Wrong("key"), ..usual };
         assert_eq!(cell.name(), "kernel-read-5001-mtu256-ipv6-lossy-wrong-key");
-        let row = "| read, wrong key: refused, the rest flushed | kernel | pyverbs | 16 x 5001 | 256 | IPv6 \
+        let row = "| read, wrong key: refused, the rest flushed | kernel | pyverbs | 1 | 16 x 5001 | 256 | IPv6 \
                    | 3 % lost | passes |";
         assert_eq!(cell.row("passes"), row);
+    }
+
+    #[test]
+    fn memory_that_grows_by_a_page_each_time_is_a_leak() {
+        let said = "1000 exchanges; memory 7000 KiB after the 100th, 7100 KiB now";
+        let (early, late) = (number_after(said, "memory").unwrap(), number_after(said, "th,").unwrap());
+        assert_eq!((early, late), (7000, 7100));
+        assert!(grows("x", early, late).is_ok() && grows("x", early, early + 4 * 900).is_err());
+        assert!(number_after("kernel", "kernel").is_err());
     }
 
     #[test]

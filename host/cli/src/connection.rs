@@ -8,7 +8,7 @@ use clap::Args;
 use host::exchange::Endpoint;
 use host::{Access, Completion, Context, Cq, DeviceAddress, PathMtu, Pd, Qp, QpAttr, QpInit, WcStatus};
 use std::io::Read;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -122,11 +122,20 @@ impl PeerArgs {
 
     /// Opens the card and makes a QP.
     pub fn open(&self, depth: u32) -> anyhow::Result<Opened> {
+        self.make(&self.card()?, depth, 0)
+    }
+
+    /// Opens the card.
+    pub fn card(&self) -> anyhow::Result<Context> {
         let address = match &self.device {
             Some(address) => address.clone(),
             None => DeviceAddress::first()?,
         };
-        let context = Context::open(&address)?;
+        Ok(Context::open(&address)?)
+    }
+
+    /// Makes the `nth` QP of a program, with a CQ and a protection domain of its own.
+    pub fn make(&self, context: &Context, depth: u32, nth: u32) -> anyhow::Result<Opened> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(2 * depth, None)?;
         let init = QpInit {
@@ -137,7 +146,8 @@ impl PeerArgs {
         };
         let qp = pd.create_qp(&init)?;
         // any start will do; one that is not 0 shows the PSNs in a capture
-        let psn = self.psn.unwrap_or(std::process::id().wrapping_mul(0x9e37_79b1) & 0xff_ffff);
+        let usual = std::process::id().wrapping_add(nth).wrapping_mul(0x9e37_79b1);
+        let psn = self.psn.unwrap_or(usual) & 0xff_ffff;
         let own = Endpoint { qpn: qp.number(), psn, gid: context.gids()[0] };
         Ok(Opened { qp, cq, pd, own })
     }
@@ -158,39 +168,73 @@ impl PeerArgs {
 
     /// A TCP connection with the peer.
     pub fn meet(&self) -> anyhow::Result<TcpStream> {
+        self.place()?.meet()
+    }
+
+    /// Where the peer is met, as often as wanted.
+    pub fn place(&self) -> anyhow::Result<Place> {
         let timeout = self.wait();
-        let stream = self.find(timeout)?;
+        if let Some(address) = &self.listen {
+            let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+            eprintln!("listening on {}", listener.local_addr()?);
+            return Ok(Place::Here { listener, timeout });
+        }
+        let address = self.connect.as_deref().unwrap_or_default();
+        let addresses = address.to_socket_addrs().with_context(|| format!("look up {address}"))?;
+        Ok(Place::There { addresses: addresses.collect(), timeout })
+    }
+}
+
+/// Where two programs meet.
+pub enum Place {
+    /// The other one comes.
+    Here {
+        /// Where this side listens.
+        listener: TcpListener,
+        /// For each wait.
+        timeout: Duration,
+    },
+    /// The other one listens.
+    There {
+        /// At one of these.
+        addresses: Vec<SocketAddr>,
+        /// For each wait.
+        timeout: Duration,
+    },
+}
+
+impl Place {
+    /// A TCP connection with the peer.
+    pub fn meet(&self) -> anyhow::Result<TcpStream> {
+        let (stream, timeout) = match self {
+            Place::Here { listener, timeout } => {
+                if !host::backend::readable(listener.as_fd(), Some(*timeout))? {
+                    bail!("no peer connected within {} s", timeout.as_secs());
+                }
+                (listener.accept().context("accept the peer")?.0, *timeout)
+            }
+            Place::There { addresses, timeout } => (find(addresses, *timeout)?, *timeout),
+        };
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
         Ok(stream)
     }
+}
 
-    fn find(&self, timeout: Duration) -> anyhow::Result<TcpStream> {
-        if let Some(address) = &self.listen {
-            let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
-            eprintln!("listening on {}", listener.local_addr()?);
-            if !host::backend::readable(listener.as_fd(), Some(timeout))? {
-                bail!("no peer connected within {} s", timeout.as_secs());
+/// The listening side may still be starting.
+fn find(addresses: &[SocketAddr], timeout: Duration) -> anyhow::Result<TcpStream> {
+    let end = std::time::Instant::now() + timeout;
+    loop {
+        for address in addresses {
+            if let Ok(stream) = TcpStream::connect_timeout(address, Duration::from_secs(1)) {
+                return Ok(stream);
             }
-            return Ok(listener.accept().context("accept the peer")?.0);
         }
-        let address = self.connect.as_deref().unwrap_or_default();
-        let addresses = address.to_socket_addrs().with_context(|| format!("look up {address}"))?;
-        let end = std::time::Instant::now() + timeout;
-        let addresses: Vec<_> = addresses.collect();
-        // the listening side may still be starting
-        loop {
-            for address in &addresses {
-                if let Ok(stream) = TcpStream::connect_timeout(address, Duration::from_secs(1)) {
-                    return Ok(stream);
-                }
-            }
-            if std::time::Instant::now() > end {
-                bail!("no peer listens on {address} (tried {} s)", timeout.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(50));
+        if std::time::Instant::now() > end {
+            bail!("no peer listens on {addresses:?} (tried {} s)", timeout.as_secs());
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

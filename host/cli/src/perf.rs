@@ -1,25 +1,28 @@
 //! `verbena perf`: work requests of one kind between two processes, every byte and every completion checked at both ends.
 //!
 //! ```text
-//! TCP: the job as a line of JSON from the connecting side; LID:QPN:PSN:GID as in `verbena pingpong`; each end's memory
-//! RC:  --count work requests of --size bytes, by the connecting side, with --reverse by the listening one
-//! TCP: what the asking side found, and the hash of what it sent; what the other side found
+//! TCP: the job as a line of JSON from the connecting side; for each of --qps QPs LID:QPN:PSN:GID as in `verbena pingpong`;
+//!      each end's memory, a part per QP
+//! RC:  --count work requests of --size bytes on each QP, by the connecting side, with --reverse by the listening one
+//! TCP: what the asking side found, and the hashes of what it sent; what the other side found
 //! ```
 //!
 //! In: the operation, at the connecting side. Out: both ends' judgement. SEND and WRITE are compared by hash, each message
 //! with its place; READ too; atomics by each value returned and the last one. With `--wrong` the first request must fail with
-//! the status that the standard gives it, the others be flushed, and memory stay as it was. The other end may be
+//! the status that the standard gives it, the others be flushed, and memory stay as it was. All that belongs to an exchange
+//! is made for it and goes with it; --rounds of them follow one another on one context. The other end may be
 //! `ci/guest/peer.py` on the verbs of a kernel.
 
-use crate::connection::{Connection, Opened, PeerArgs};
+use crate::connection::{Connection, PeerArgs};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
-use host::{Access, Mr, Operation, Qp, QpAttr, RecvWr, SendWr, WcStatus};
+use host::{Access, AttrMask, Context, Mr, Operation, Qp, QpAttr, QpState, RecvWr, SendWr, WcStatus};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::{
     io::{Read, Write},
     net::TcpStream,
+    ops::RangeInclusive,
     time::Duration,
 };
 
@@ -34,7 +37,13 @@ pub struct PerfArgs {
     /// Bytes of a message; atomics have 8.
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=16 << 20))]
     size: u32,
-    /// Work requests, all posted at once.
+    /// QPs, each with its part of the memory; the connecting side says it.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
+    qps: u32,
+    /// Exchanges, each with a connection of its own.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Work requests of each QP, all posted at once.
     #[arg(short = 'n', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=64))]
     count: u32,
     /// READs and atomics outstanding.
@@ -79,6 +88,8 @@ enum Wrong {
     Length,
     /// An atomic is at no multiple of 8.
     Alignment,
+    /// It asks a QP that is no more.
+    Gone,
 }
 
 impl Wrong {
@@ -88,6 +99,7 @@ impl Wrong {
             Wrong::Nothing => WcStatus::Success,
             Wrong::Key | Wrong::Range | Wrong::Rights => WcStatus::RemAccessErr,
             Wrong::Length | Wrong::Alignment => WcStatus::RemInvReqErr,
+            Wrong::Gone => WcStatus::RetryExcErr,
         }
     }
 }
@@ -113,6 +125,7 @@ struct Job {
     op: Op,
     size: u32,
     count: u32,
+    qps: u32,
     mtu: u32,
     reads: u8,
     listener_asks: bool,
@@ -122,7 +135,7 @@ struct Job {
     psn: Option<u32>,
 }
 
-/// An end's memory.
+/// A QP's part of an end's memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct About {
     addr: u64,
@@ -133,12 +146,18 @@ struct About {
     word: u64,
 }
 
-/// What an end found; of the asking side also what the other's memory must hold now.
+/// What the other end's part must hold now.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Left {
+    hash: String,
+    word: u64,
+}
+
+/// What an end found; of the asking side also what it left, for each QP.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Report {
     error: Option<String>,
-    hash: String,
-    word: u64,
+    left: Vec<Left>,
 }
 
 const DEPTH: u32 = 64;
@@ -150,11 +169,44 @@ const RIGHTS: Access =
 
 /// Runs one end.
 pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
-    let mut stream = args.peer.meet()?;
+    let context = args.peer.card()?;
+    let place = args.peer.place()?;
+    let mut early = None;
+    for round in 0..args.rounds {
+        let Job { op, size, count, qps, .. } =
+            exchange(args, &context, place.meet()?).with_context(|| format!("exchange {round}"))?;
+        if round == 0 {
+            let each = if qps == 1 { String::new() } else { format!(" on each of {qps} QPs") };
+            println!("{op:?}: {count} of {size} bytes{each}, all right at both ends");
+        }
+        if round == args.rounds / 10 {
+            early = resident();
+        }
+    }
+    if let (2.., Some(early), Some(now)) = (args.rounds, early, resident()) {
+        println!(
+            "{} exchanges; memory {early} KiB after the {}th, {now} KiB now",
+            args.rounds,
+            args.rounds / 10
+        );
+    }
+    Ok(())
+}
+
+/// This process's resident memory in KiB.
+fn resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok()
+}
+
+/// Runs one end of one exchange.
+fn exchange(args: &PerfArgs, context: &Context, mut stream: TcpStream) -> anyhow::Result<Job> {
     let listens = args.peer.listen.is_some();
     let job = if listens {
         let job: Job = hear(&mut stream)?;
-        let fits = job.count <= DEPTH && job.size <= 16 << 20 && job.mtu == args.peer.mtu;
+        let few = (1..=DEPTH).contains(&job.count) && (1..=32).contains(&job.qps);
+        let fits = few && job.size <= 16 << 20 && job.mtu == args.peer.mtu;
         ensure!(fits, "the peer wants {job:?}, which this end cannot do: is --mtu the same?");
         job
     } else {
@@ -162,6 +214,7 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
             op: args.op,
             size: if args.op.is_atomic() { 8 } else { args.size },
             count: args.count,
+            qps: args.qps,
             mtu: args.peer.mtu,
             reads: args.reads,
             listener_asks: args.reverse,
@@ -172,40 +225,29 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
         tell(&mut stream, &job)?;
         job
     };
-    let peer = PeerArgs { psn: job.psn, ..args.peer.clone() };
-    let opened = peer.open(DEPTH)?;
     let asks = listens == job.listener_asks;
-    let rights = if job.wrong == Wrong::Rights && !asks { Access::LOCAL_WRITE } else { RIGHTS };
-    // an atomic at an odd place ends behind its eight bytes
-    let memory = opened.pd.allocate((job.size as usize * job.count as usize).max(16), rights)?;
-    fill(&memory, if listens { 1 } else { 2 })?;
-    let end = End { job, memory };
-    let posts = !asks && end.job.op.receives();
-    let attr = QpAttr {
-        access: RIGHTS,
-        max_rd_atomic: end.job.reads,
-        max_dest_rd_atomic: end.job.reads,
-        ..QpAttr::default()
-    };
-    let prepare =
-        |opened: &Opened| if posts && !end.job.late { end.post_receives(&opened.qp) } else { Ok(()) };
-    let connection = peer.introduce(opened, stream.try_clone()?, &attr, prepare)?;
-    let before = end.about()?;
+    let peer = PeerArgs { psn: job.psn, ..args.peer.clone() };
+    let made = (0..job.qps).map(|nth| End::connect(&peer, context, &stream, &job, nth));
+    let ends = made.collect::<anyhow::Result<Vec<_>>>()?;
+    let before = ends.iter().map(End::about).collect::<anyhow::Result<Vec<_>>>()?;
     tell(&mut stream, &before)?;
-    let theirs: About = hear(&mut stream)?;
+    let theirs: Vec<About> = hear(&mut stream)?;
+    ensure!(theirs.len() == ends.len(), "the peer tells of {} QPs instead of {}", theirs.len(), ends.len());
 
     let (own, their) = if asks {
-        let own = report(end.ask(&connection, &theirs));
+        let own = report(ask(context, &ends, &theirs));
         tell(&mut stream, &own)?;
         (own, hear::<Report>(&mut stream)?)
     } else {
-        if posts && end.job.late {
+        if job.late {
             std::thread::sleep(LATE);
-            end.post_receives(&connection.qp)?;
+            for End { job, memory, connection, .. } in &ends {
+                post_receives(job, memory, &connection.qp)?;
+            }
         }
         let their: Report = hear(&mut stream)?;
-        let checked = if their.error.is_none() { end.check(&connection, &before, &their) } else { Ok(()) };
-        let own = report(checked.map(|()| Report::default()));
+        let checked = if their.error.is_none() { check(&ends, &before, &their.left) } else { Ok(()) };
+        let own = report(checked.map(|()| Vec::new()));
         tell(&mut stream, &own)?;
         (own, their)
     };
@@ -215,9 +257,21 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     if let Some(error) = their.error {
         bail!("the peer found: {error}");
     }
-    let Job { op, size, count, .. } = end.job;
-    println!("{op:?}: {count} of {size} bytes, all right at both ends");
-    Ok(())
+    Ok(job)
+}
+
+/// All QPs at work together.
+fn ask(context: &Context, ends: &[End], theirs: &[About]) -> anyhow::Result<Vec<Left>> {
+    let start = context.device().now_ticks()?;
+    let posted = ends.iter().zip(theirs).map(|(end, theirs)| end.post(theirs));
+    let held = posted.collect::<anyhow::Result<Vec<_>>>()?;
+    let ended = ends.iter().zip(theirs).zip(held).map(|((end, theirs), held)| end.reap(start, theirs, &held));
+    ended.collect()
+}
+
+fn check(ends: &[End], before: &[About], left: &[Left]) -> anyhow::Result<()> {
+    ensure!(left.len() == ends.len(), "the peer left {} parts instead of {}", left.len(), ends.len());
+    ends.iter().zip(before).zip(left).try_for_each(|((end, before), left)| end.check(before, left))
 }
 
 fn tell(stream: &mut TcpStream, what: &impl Serialize) -> anyhow::Result<()> {
@@ -237,8 +291,11 @@ fn hear<T: serde::de::DeserializeOwned>(stream: &mut TcpStream) -> anyhow::Resul
         .with_context(|| format!("the peer said {:?}", String::from_utf8_lossy(&line)))
 }
 
-fn report(found: anyhow::Result<Report>) -> Report {
-    found.unwrap_or_else(|error| Report { error: Some(crate::words(&error)), ..Report::default() })
+fn report(found: anyhow::Result<Vec<Left>>) -> Report {
+    match found {
+        Ok(left) => Report { error: None, left },
+        Err(error) => Report { error: Some(crate::words(&error)), left: Vec::new() },
+    }
 }
 
 /// Bytes that differ at both ends and from run to run.
@@ -253,16 +310,64 @@ fn fill(memory: &Mr, end: u64) -> anyhow::Result<()> {
     Ok(memory.write(0, &bytes)?)
 }
 
-/// The memory of this end and what is done with it.
+fn range(job: &Job, slot: u32) -> std::ops::Range<usize> {
+    let size = job.size as usize;
+    slot as usize * size..(slot as usize + 1) * size
+}
+
+/// Those that the job needs.
+fn post_receives(job: &Job, memory: &Mr, qp: &Qp) -> anyhow::Result<()> {
+    for slot in (0..job.count).filter(|_| job.op.receives()) {
+        let mut range = range(job, slot);
+        if job.wrong == Wrong::Length {
+            range.end -= 1;
+        }
+        qp.post_recv(&[RecvWr::new(slot.into(), &[memory.sge(range)?])])?;
+    }
+    Ok(())
+}
+
+/// A QP of this end, its part of the memory and what is done with it.
 struct End {
     job: Job,
     memory: Mr,
+    connection: Connection,
+    /// Ticks of the card until the peer is given up.
+    patience: RangeInclusive<u64>,
 }
 
 impl End {
-    fn range(&self, slot: u32) -> std::ops::Range<usize> {
-        let size = self.job.size as usize;
-        slot as usize * size..(slot as usize + 1) * size
+    fn connect(
+        peer: &PeerArgs,
+        context: &Context,
+        stream: &TcpStream,
+        job: &Job,
+        nth: u32,
+    ) -> anyhow::Result<End> {
+        let opened = peer.make(context, DEPTH, nth)?;
+        let listens = peer.listen.is_some();
+        let asks = listens == job.listener_asks;
+        let rights = if job.wrong == Wrong::Rights && !asks { Access::LOCAL_WRITE } else { RIGHTS };
+        // an atomic at an odd place ends behind its eight bytes
+        let memory = opened.pd.allocate((job.size as usize * job.count as usize).max(16), rights)?;
+        fill(&memory, u64::from(nth) << 1 | u64::from(listens))?;
+        let attr = QpAttr {
+            access: RIGHTS,
+            max_rd_atomic: job.reads,
+            max_dest_rd_atomic: job.reads,
+            ..QpAttr::default()
+        };
+        let connection = peer.introduce(opened, stream.try_clone()?, &attr, |opened| {
+            if asks || job.late { Ok(()) } else { post_receives(job, &memory, &opened.qp) }
+        })?;
+        if job.wrong == Wrong::Gone && !asks {
+            let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+            connection.qp.modify(&reset, AttrMask::STATE)?;
+        }
+        // a timer runs out between one and four times its time, once for each try
+        let timeout = (4096u128 << peer.ack_timeout) * u128::from(attr.retry_cnt + 1);
+        let ticks = (timeout * u128::from(context.attributes().core_clock_khz) / 1_000_000) as u64;
+        Ok(End { job: job.clone(), memory, connection, patience: ticks..=4 * ticks })
     }
 
     fn hash(&self) -> anyhow::Result<String> {
@@ -281,19 +386,8 @@ impl End {
         Ok(About { addr, rkey, hash: self.hash()?, word: self.word(0)? })
     }
 
-    fn post_receives(&self, qp: &Qp) -> anyhow::Result<()> {
-        for slot in 0..self.job.count {
-            let mut range = self.range(slot);
-            if self.job.wrong == Wrong::Length {
-                range.end -= 1;
-            }
-            qp.post_recv(&[RecvWr::new(slot.into(), &[self.memory.sge(range)?])])?;
-        }
-        Ok(())
-    }
-
-    /// Does the work requests and judges their completions and what they brought.
-    fn ask(&self, connection: &Connection, theirs: &About) -> anyhow::Result<Report> {
+    /// Posts the work requests; gives what the peer's word holds after each atomic.
+    fn post(&self, theirs: &About) -> anyhow::Result<Vec<u64>> {
         let Job { op, size, count, wrong, .. } = self.job;
         let rkey = if wrong == Wrong::Key { theirs.rkey ^ 0x10 } else { theirs.rkey };
         let shift = match wrong {
@@ -301,7 +395,6 @@ impl End {
             Wrong::Alignment => 4,
             _ => 0,
         };
-        // what the peer's word holds after each atomic
         let mut held = vec![theirs.word];
         for slot in 0..count {
             let now = held[slot as usize];
@@ -325,17 +418,26 @@ impl End {
                 Op::CompareSwap if right => swap,
                 _ => now,
             });
-            let sges = [self.memory.sge(self.range(slot))?];
-            connection.qp.post_send(&[SendWr::new(slot.into(), operation, &sges).signaled()])?;
+            let sges = [self.memory.sge(range(&self.job, slot))?];
+            self.connection.qp.post_send(&[SendWr::new(slot.into(), operation, &sges).signaled()])?;
         }
+        Ok(held)
+    }
+
+    /// Judges the completions and what the work requests, posted at `start`, brought.
+    fn reap(&self, start: u64, theirs: &About, held: &[u64]) -> anyhow::Result<Left> {
+        let Job { op, count, wrong, .. } = self.job;
         for slot in 0..count {
-            let found = connection.wait()?;
+            let found = self.connection.wait()?;
             let flushed = wrong != Wrong::Nothing && slot > 0;
             let status = if flushed { WcStatus::WrFlushErr } else { wrong.status() };
             // Linux' soft-RoCE finds a long message only where it ends, and calls it an operational error
             let late = wrong == Wrong::Length && slot == 0 && found.status == WcStatus::RemOpErr;
             let right = found.wr_id == u64::from(slot) && (found.status == status || late);
             ensure!(right, "work request {slot} ended as {} ({})", found.wr_id, found.status.name());
+            let took = found.timestamp.wrapping_sub(start);
+            let patient = wrong != Wrong::Gone || flushed || self.patience.contains(&took);
+            ensure!(patient, "the peer was given up after {took} ticks, should be {:?}", self.patience);
         }
         if op == Op::Read && wrong == Wrong::Nothing {
             ensure!(self.hash()? == theirs.hash, "the bytes that were read differ");
@@ -346,15 +448,15 @@ impl End {
                 ensure!(word == wanted, "atomic {slot} returned {word:#x}, should be {wanted:#x}");
             }
         }
-        Ok(Report { error: None, hash: self.hash()?, word: held[count as usize] })
+        Ok(Left { hash: self.hash()?, word: held[count as usize] })
     }
 
     /// Judges what the peer's work requests did here.
-    fn check(&self, connection: &Connection, before: &About, theirs: &Report) -> anyhow::Result<()> {
+    fn check(&self, before: &About, theirs: &Left) -> anyhow::Result<()> {
         let Job { op, size, count, wrong, .. } = self.job;
         if op.receives() && wrong == Wrong::Nothing {
             for slot in 0..count {
-                let found = connection.completion()?;
+                let found = self.connection.completion()?;
                 let right = (found.wr_id, found.byte_len, found.imm) == (slot.into(), size, op.imm(slot));
                 ensure!(right, "receive {slot}: {found:?}");
             }

@@ -73,6 +73,7 @@ pub struct Card {
     pub features: u32,
     pub version: u32,
     pub layout_hash: u64,
+    pub link_up: bool,
     pub max_qp: u32,
     /// Commands are read but never answered.
     pub mute: bool,
@@ -199,6 +200,7 @@ impl Card {
                 | reg::feature::MODERATION,
             version: reg::VERSION_VALUE,
             layout_hash: contract::LAYOUT_HASH,
+            link_up: true,
             max_qp: 64,
             mute: false,
             faults: Vec::new(),
@@ -282,7 +284,8 @@ impl Card {
             reg::COMMAND_CONSUMER => self.command_consumer.into(),
             reg::PORT_MAC => self.mac,
             reg::PORT_MTU => self.port_mtu.into(),
-            reg::PORT_STATUS => reg::PORT_LINK_UP.into(),
+            reg::PORT_STATUS if self.link_up => reg::PORT_LINK_UP.into(),
+            reg::PORT_STATUS => 0,
             reg::STATUS => reg::STATUS_QUIET.into(),
             reg::REJECT_COUNTERS..reg::STAGE_COUNTERS => {
                 *self.rejects.get(&index(reg::REJECT_COUNTERS)).unwrap_or(&0)

@@ -100,7 +100,9 @@ class End:
         attr.path_mtu = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}[self.job["mtu"]]
         attr.dest_qp_num, attr.rq_psn = int(qpn, 16), int(psn, 16)
         attr.max_dest_rd_atomic = attr.max_rd_atomic = self.job["reads"]
-        attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 17, 6, 7
+        # the more QPs, the later a simulated card comes to each
+        attr.timeout = 17 if self.job["qps"] <= 2 else 20
+        attr.min_rnr_timer, attr.retry_cnt, attr.rnr_retry = 12, 6, 7
         attr.sq_psn = self.psn
         self.qp.to_rts(attr)
         if not self.job["listener_asks"] and not self.job["late"]:

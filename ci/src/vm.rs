@@ -95,15 +95,7 @@ fn vm(mut args: Args) -> Result<()> {
     let home = home();
     let mut steps = Steps::default();
     let start = Instant::now();
-    let mut skipped = false;
-    let fetched = steps.step("packages", || match packages(&home) {
-        Err(error) if or_skip => {
-            skipped = true;
-            Ok(Verdict::Skipped(format!("{error:#}")))
-        }
-        other => other,
-    });
-    if !fetched || skipped {
+    if !fetch(&mut steps, &home, or_skip) {
         return steps.close();
     }
     let mut took = start.elapsed();
@@ -165,8 +157,21 @@ fn guest_steps(steps: &mut Steps, home: &Path, sim: &Simulator) {
 
 // ---- packages
 
+/// The step that fetches packages: whether they are there. A failure is one unless it may be skipped.
+pub fn fetch(steps: &mut Steps, home: &Path, or_skip: bool) -> bool {
+    let mut skipped = false;
+    let fetched = steps.step("packages", || match packages(home) {
+        Err(error) if or_skip => {
+            skipped = true;
+            Ok(Verdict::Skipped(format!("{error:#}")))
+        }
+        other => other,
+    });
+    fetched && !skipped
+}
+
 /// Fetches and unpacks what is not there yet.
-pub fn packages(home: &Path) -> Result<Verdict> {
+fn packages(home: &Path) -> Result<Verdict> {
     let stamp = home.join("complete");
     let wanted = format!("{RELEASE} {NEWER} {QEMU:?} {PROGRAMS:?} {KERNEL} {KERNEL_FILES:?}");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {

@@ -5,7 +5,8 @@
 //! receive    mac > parse > verify > check > place > complete > notify                  (respond, acknowledge branch at check)
 //! ```
 //! Stages are verbs, state is nouns; `mod` lines stand in flow order. [`flow`] holds what travels between stages,
-//! [`qp`] the state words and who writes them, [`config`] every size.
+//! [`qp`] the state words and who writes them, [`config`] every size. [`shims`] is the edge to hard blocks, [`boards`] the
+//! tops between the pins.
 
 pub mod config;
 pub mod flow;
@@ -21,5 +22,7 @@ pub mod pcie;
 pub mod mac;
 pub mod prim;
 pub mod nic;
+pub mod shims;
+pub mod boards;
 
 pub use config::Config;

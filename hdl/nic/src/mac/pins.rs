@@ -36,7 +36,8 @@ impl Axis {
             tuser: pin("tuser", 1),
         }
     }
-    fn signals(&self) -> Vec<Sig> {
+    /// Them all, in the order of the fields.
+    pub fn signals(&self) -> Vec<Sig> {
         vec![self.tdata, self.tkeep, self.tlast, self.tvalid, self.tuser]
     }
     /// Drives them from those of another stream.

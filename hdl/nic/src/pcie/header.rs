@@ -51,7 +51,11 @@ pub fn memory_header(r: &MemoryRequest) -> Sig {
     h.last_be = last_be;
     h.first_be = first_be;
     h.address = cat(&[r.iova.bits(2, 62), lit(2, 0)]);
-    let long = h.pack();
+    shortest(h.pack(), wide)
+}
+
+/// A header of 4 doublewords, in the form of 3 if its address is not `wide`.
+pub fn shortest(long: Sig, wide: Sig) -> Sig {
     mux(wide, long, cat(&[long.bits(64, 64), long.bits(0, 32), lit(32, 0)]))
 }
 

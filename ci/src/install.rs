@@ -17,7 +17,7 @@ use crate::{Task, run};
 pub const TASK: Task = Task {
     name: "install",
     args: "",
-    about: "install what is missing: Verilator, g++, make, zlib, tshark, Python's venv",
+    about: "install what is missing: Verilator, g++, make, zlib, tshark, Tcl, Python's venv",
     needs: &[],
     run: |args| {
         run::no_more(args)?;
@@ -46,6 +46,7 @@ const NEEDS: &[Need] = &[
     Need { package: "make", why: "drives that compiler", proof: Proof::Program("make") },
     Need { package: "zlib1g-dev", why: "compresses FST waves", proof: Proof::Header("zlib.h") },
     Need { package: "tshark", why: "judges the captures", proof: Proof::Program("tshark") },
+    Need { package: "tcl", why: "runs the boards' project scripts", proof: Proof::Program("tclsh") },
     Need {
         package: "python3-venv",
         why: "holds yosys for synthesis checks",

@@ -11,6 +11,7 @@
 //! It never writes outside the repository and its target folder, except that `install` asks apt for packages.
 
 mod bench;
+mod board;
 mod captures;
 mod demo;
 mod fresh;
@@ -62,6 +63,7 @@ pub const TASKS: &[Task] = &[
     captures::TASK,
     tools::TASK,
     synth::TASK,
+    board::TASK,
     formal::TASK,
     fuzz::TASK,
     soak::TASK,

@@ -100,17 +100,23 @@ fn judge(tool: &str, config: &str, budget: &str, options: &[&str], update: bool)
     run::show(tool.arg(&out))
 }
 
-/// The Python with pyosys, made on first use and again when the pinned versions change; its path.
+/// The Python with pyosys; its path.
 pub(crate) fn venv() -> Result<PathBuf> {
-    let venv = run::target().join("venv");
+    python("venv", "ci/tools/requirements.txt", "yosys")
+}
+
+/// The Python of `target/FOLDER` with what the file `pins` names, made on first use and again when the pinned versions
+/// change; its path.
+pub(crate) fn python(folder: &str, pins: &str, what: &str) -> Result<PathBuf> {
+    let venv = run::target().join(folder);
     let python = venv.join("bin/python3");
-    let pins = run::root().join("ci/tools/requirements.txt");
+    let pins = run::root().join(pins);
     let wanted = fs::read(&pins).with_context(|| format!("cannot read {}", pins.display()))?;
     let stamp = venv.join("requirements.txt");
     if fs::read(&stamp).is_ok_and(|have| have == wanted) {
         return Ok(python);
     }
-    println!("installing yosys into {}", venv.display());
+    println!("installing {what} into {}", venv.display());
     run::show(run::command("python3", ["-m", "venv", "--clear"]).arg(&venv))?;
     let mut pip = run::command("env", [python.as_os_str()]);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"]);

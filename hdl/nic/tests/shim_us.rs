@@ -532,6 +532,7 @@ fn a_read_is_allowed_only_while_the_core_has_a_credit_that_nobody_is_on_the_way_
         while rig.sim.peek("nonposted_ok") == 1 {
             rig.send("rq", &read);
             rig.clock();
+            assert!(rig.rq_out.len() < before + 20, "reads without end");
         }
         (0..5).for_each(|_| rig.clock());
         rig.rq_out.len() - before

@@ -1,0 +1,438 @@
+//! `cargo ci board BOARD`: the way to a board, as far as a machine without one can go.
+//!
+//! ```text
+//!   nic's emit --board ─> rtl/*.sv ─┐
+//!   constraints/BOARD ──────────────┼─> target/boards/BOARD  (--project: for `vivado -source build.tcl`)
+//!                                   └─> tclsh ci/tools/vivado.tcl ─> recording, compared with constraints/BOARD/recording.txt
+//! ```
+//! The project script runs here with recorded stub commands in Vivado's place; every port, bit, module and register that
+//! a constraint names must be in the emitted RTL, and every port and crossing must be constrained. Package pins that our
+//! sources do not state come from the user's site file (`--site`); without one, names stand in for them.
+//! `--cosim`: the card's PCIe part, from emitted RTL, against the model of the hard core in cocotbext-pcie, by Verilator.
+//! In: the tree. Out: the folder; a failure that names what is wrong. `--update` writes the recording. Without
+//! `--project` and `--cosim`: both.
+
+use std::{
+    ffi::OsStr,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use lexopt::prelude::*;
+
+use crate::{Args, Task, install, run, synth, usage};
+
+/// Boards with Vivado projects.
+const BOARDS: [&str; 1] = ["alveo-u55c"];
+/// What of `constraints/BOARD` goes into the project.
+const FILES: [&str; 8] = [
+    "build.tcl",
+    "crossings.tcl",
+    "pcie4c.tcl",
+    "cmac.tcl",
+    "pcie.xdc",
+    "qsfp0.xdc",
+    "board.xdc",
+    "bitstream.xdc",
+];
+
+/// The task `board`.
+pub const TASK: Task = Task {
+    name: "board",
+    args: "alveo-u55c [--project [--site FILE] [--update]] [--cosim [--only TEST]]",
+    about: "the Vivado project of a board, checked against the RTL with recorded stubs; its PCIe shim in co-simulation",
+    needs: &["constraints/alveo-u55c"],
+    run: |mut args: Args| {
+        let (mut board, mut site, mut update, mut only) = (None, None, false, None);
+        let (mut projects, mut simulates) = (false, false);
+        while let Some(arg) = args.next()? {
+            match arg {
+                Long("project") => projects = true,
+                Long("cosim") => simulates = true,
+                Long("only") => only = Some(args.value()?),
+                Long("site") => site = Some(PathBuf::from(args.value()?)),
+                Long("update") => update = true,
+                Value(name) if board.is_none() => board = Some(name.string()?),
+                other => return Err(other.unexpected().into()),
+            }
+        }
+        let board = board.filter(|name| BOARDS.contains(&name.as_str()));
+        let board = board.ok_or_else(|| usage(format!("name a board: {}", BOARDS.join(", "))))?;
+        install::install(false)?;
+        if projects || !simulates {
+            project(&board, site.as_deref(), update)?;
+        }
+        if simulates || !projects {
+            cosim(only.as_deref())?;
+        }
+        Ok(())
+    },
+};
+
+/// Emits `board` into `rtl`.
+fn emit(board: &str, rtl: &Path) -> Result<()> {
+    let args = ["run", "--package", "nic", "--bin", "emit", "--", "--board", board, "--out"];
+    run::show(run::cargo(args).arg(rtl))
+}
+
+/// The PCIe part of the card against cocotbext-pcie; `only` one test.
+fn cosim(only: Option<&OsStr>) -> Result<()> {
+    let python = synth::python("cosim", "ci/tools/cosim.txt", "cocotb")?;
+    let folder = run::target().join("boards/us-pcie-bench");
+    let rtl = folder.join("rtl");
+    emit("us-pcie-bench", &rtl)?;
+    let mut cosim = run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/cosim".as_ref()]);
+    cosim.arg("--rtl").arg(&rtl).args([
+        "--top",
+        "us_pcie_bench",
+        "--test",
+        "hdl/nic/cosim/us_pcie.py",
+        "--build",
+    ]);
+    cosim.arg(folder.join("model"));
+    if let Some(only) = only {
+        cosim.arg("--only").arg(only);
+    }
+    run::show(&mut cosim)
+}
+
+/// Writes the project of `board`, and runs its script with stubs.
+pub fn project(board: &str, site: Option<&Path>, update: bool) -> Result<()> {
+    let constraints = run::root().join("constraints").join(board);
+    let out = run::target().join("boards").join(board);
+    fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
+    let rtl = out.join("rtl");
+    emit(board, &rtl)?;
+    for file in FILES {
+        fs::copy(constraints.join(file), out.join(file)).with_context(|| format!("cannot copy {file}"))?;
+    }
+    let board_file = Board::parse(&read(&constraints.join("board.toml"))?)?;
+    let modules = rtl_modules(&rtl)?;
+    write(&out.join("settings.tcl"), &board_file.settings(&read(&rtl.join("files.f"))?))?;
+    let facts = out.join("facts.tcl");
+    write(&facts, &board_file.facts(&modules)?)?;
+    let stand_in = out.join("names.tcl");
+    write(&stand_in, &board_file.names())?;
+    let recording = run_stubbed(&facts, &out.join("build.tcl"), site.unwrap_or(&stand_in))?;
+    println!(
+        "{}: every port and every crossing is constrained, with {}",
+        out.display(),
+        site.map_or("names in place of the pins and sites that are not known here".into(), |site| format!(
+            "pins and sites of {}",
+            site.display()
+        ))
+    );
+    if site.is_none() {
+        compare(&constraints.join("recording.txt"), &recording, update)?;
+    }
+    println!("on a machine with Vivado: vivado -mode batch -source build.tcl -tclargs SITE.tcl");
+    Ok(())
+}
+
+/// Runs a project script with the stubs; what it did, one command per line.
+fn run_stubbed(facts: &Path, script: &Path, site: &Path) -> Result<String> {
+    let mut tclsh = run::command("tclsh", ["ci/tools/vivado.tcl"]);
+    tclsh.args([facts, script, site]);
+    run::output(&mut tclsh).map(|text| text + "\n")
+}
+
+/// Demands that what was recorded is what stands in `path`, or writes it there.
+fn compare(path: &Path, recording: &str, update: bool) -> Result<()> {
+    if update {
+        return write(path, recording);
+    }
+    let committed = read(path)?;
+    if let Some((line, (have, want))) = recording
+        .lines()
+        .map(Some)
+        .chain([None])
+        .zip(committed.lines().map(Some).chain([None]))
+        .enumerate()
+        .find(|(_, (have, want))| have != want)
+    {
+        let end = "nothing more";
+        bail!(
+            "the project script does something else than {} says in line {}:\n  now       {}\n  recorded  {}\n\
+             if that is meant: cargo ci board alveo-u55c --update",
+            path.display(),
+            line + 1,
+            have.unwrap_or(end),
+            want.unwrap_or(end)
+        );
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What a `board.toml` says.
+#[derive(Debug, PartialEq, Eq)]
+struct Board {
+    part: String,
+    top: String,
+    pins: Vec<String>,
+    lanes: Vec<String>,
+}
+
+impl Board {
+    /// The few lines of TOML that are asked for: `name = "text"` and arrays of texts.
+    fn parse(text: &str) -> Result<Board> {
+        let value = |name: &str, close: &str| -> Result<Vec<String>> {
+            let at = text.lines().scan(0, |at, line| {
+                let here = *at;
+                *at += line.len() + 1;
+                Some((here, line))
+            });
+            let begin = at
+                .filter(|(_, line)| line.split('=').next().is_some_and(|key| key.trim() == name))
+                .map(|(here, line)| here + line.find('=').unwrap_or(0) + 1)
+                .next()
+                .with_context(|| format!("board.toml does not say {name}"))?;
+            let end = text[begin..].find(close).with_context(|| format!("{name} does not end"))?;
+            Ok(text[begin..begin + end].split('"').skip(1).step_by(2).map(str::to_owned).collect())
+        };
+        let one = |name: &str| -> Result<String> {
+            value(name, "\n")?.pop().with_context(|| format!("{name} is not a text"))
+        };
+        Ok(Board {
+            part: one("part")?,
+            top: one("top")?,
+            pins: value("pins", "]")?,
+            lanes: value("lanes", "]")?,
+        })
+    }
+
+    /// What `build.tcl` reads beside the constraints.
+    fn settings(&self, files: &str) -> String {
+        let xdcs: Vec<&str> = FILES.into_iter().filter(|file| file.ends_with(".xdc")).collect();
+        format!(
+            "# By cargo ci board.\nset part {}\nset top {}\nset xdcs {{{}}}\nset site_pins {{{}}}\nset rtl {{{}}}\n",
+            self.part,
+            self.top,
+            xdcs.join(" "),
+            self.pins.join(" "),
+            files.split_whitespace().collect::<Vec<_>>().join(" ")
+        )
+    }
+
+    /// What `vivado.tcl` judges by.
+    fn facts(&self, modules: &[RtlModule]) -> Result<String> {
+        let top = modules.iter().find(|module| module.name == self.top);
+        let top = top.with_context(|| format!("the RTL has no module {}", self.top))?;
+        let mut text = String::new();
+        let ports = |text: &mut String| {
+            top.ports
+                .iter()
+                .try_for_each(|(name, direction, width)| write!(text, " {name} {{{direction} {width}}}"))
+        };
+        write!(text, "set top {}\nset ports {{", self.top)?;
+        ports(&mut text)?;
+        write!(text, " }}\nset pins {{{}}}\nset lanes {{{}}}\n", self.pins.join(" "), self.lanes.join(" "))?;
+        text += "set modules {";
+        for module in modules {
+            write!(text, "\n  {} {{{}}}", module.name, module.registers.join(" "))?;
+        }
+        text += "\n}\n";
+        Ok(text)
+    }
+
+    /// A site file with names in place of what is not known.
+    fn names(&self) -> String {
+        let mut text = String::new();
+        for name in ["pcie_block", "cmac_core", "cmac_gt_group"] {
+            text += &format!("set site({name}) <{name}>\n");
+        }
+        let pins: Vec<String> = self.pins.iter().map(|port| format!("{port} <{port}>")).collect();
+        text + &format!("set site(pins) {{{}}}\n", pins.join(" "))
+    }
+}
+
+/// What a constraint may name of an emitted module.
+#[derive(Debug, PartialEq, Eq)]
+struct RtlModule {
+    name: String,
+    /// Name, direction, width.
+    ports: Vec<(String, String, u32)>,
+    registers: Vec<String>,
+}
+
+fn rtl_modules(folder: &Path) -> Result<Vec<RtlModule>> {
+    read(&folder.join("files.f"))?
+        .lines()
+        .map(|file| {
+            let text = read(&folder.join(file))?;
+            rtl_module(&text).with_context(|| format!("{file} is not as emitted"))
+        })
+        .collect()
+}
+
+/// The emitter writes one port and one register per line.
+fn rtl_module(text: &str) -> Option<RtlModule> {
+    let mut module = RtlModule { name: String::new(), ports: vec![], registers: vec![] };
+    for line in text.lines() {
+        let words: Vec<&str> = line.split("//").next()?.split_whitespace().collect();
+        // `(* ASYNC_REG = "TRUE" *) logic ...`
+        let words = match words.iter().rposition(|word| *word == "*)") {
+            Some(end) => &words[end + 1..],
+            None => &words[..],
+        };
+        let name = |word: &str| word.trim_end_matches([',', ';']).to_owned();
+        match *words {
+            ["module", name, ..] => module.name = name.to_owned(),
+            [direction @ ("input" | "output"), _, ref rest @ ..] if line.starts_with("  ") => {
+                let width = match rest {
+                    [range, _] => range.strip_prefix('[')?.split(':').next()?.parse::<u32>().ok()? + 1,
+                    _ => 1,
+                };
+                module.ports.push((name(rest.last()?), direction.to_owned(), width));
+            }
+            ["logic", ref rest @ ..] => {
+                // `name;`, `[7:0] name;`, `[7:0] name [0:31];`
+                let at = usize::from(rest.first()?.starts_with('['));
+                module.registers.push(name(rest.get(at)?));
+            }
+            _ => {}
+        }
+    }
+    (!module.name.is_empty()).then_some(module)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTL: &str = r#"// A top.
+module top (
+  input  wire clk_p,
+  input  wire [1:0] rx,
+  output logic led
+);
+  logic [5:0] tail_gray;  // a.rs:1
+  (* ASYNC_REG = "TRUE" *) logic seen_meta;  // a.rs:2
+  logic [69:0] words [0:31];  // a.rs:3
+endmodule
+"#;
+
+    const SCRIPT: &str = "
+source [lindex $argv 0]
+create_clock -period 10.0 [get_ports clk_p]
+set_property PACKAGE_PIN A1 [get_ports clk_p]
+set_property IOSTANDARD LVDS [get_ports clk_p]
+set_property PACKAGE_PIN $site(led) [get_ports led]
+set_property IOSTANDARD LVCMOS18 [get_ports {led}]
+foreach top [get_cells -hierarchical -filter {REF_NAME =~ top}] {
+    set_max_delay -datapath_only 3.1 -from [get_cells $top/tail_gray_reg*] -to [get_cells -quiet $top/seen_meta_reg*]
+}
+write_bitstream top.bit
+";
+
+    /// Runs `script` and gives the recording, or what was said against it. The folder is named after the caller.
+    fn judge(name: &str, board: &Board, script: &str) -> Result<String, String> {
+        let folder = run::target().join(format!("ci-board-test-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let [facts, build, site] = ["facts.tcl", "build.tcl", "site.tcl"].map(|file| folder.join(file));
+        write(&facts, &board.facts(&[rtl_module(RTL).unwrap()]).unwrap()).unwrap();
+        write(&build, script).unwrap();
+        write(&site, "set site(led) B2\n").unwrap();
+        let mut tclsh = run::command("tclsh", ["ci/tools/vivado.tcl"]);
+        let done = tclsh.args([facts, build, site]).output().unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
+    }
+
+    fn board() -> Board {
+        let text = "part = \"xc\"  # a part\ntop = \"top\"\n[site]\npins = [\n  \"clk_p\",\n  \"led\",\n]\nlanes = [\"rx\"]\n";
+        Board::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_board_file_and_a_module_are_read_as_they_are_written() {
+        let list = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        let want = Board {
+            part: "xc".into(),
+            top: "top".into(),
+            pins: list(&["clk_p", "led"]),
+            lanes: list(&["rx"]),
+        };
+        assert_eq!(board(), want);
+        assert!(Board::parse("part = \"xc\"\n").unwrap_err().to_string().contains("does not say top"));
+        let port = |name: &str, direction: &str, width| (name.to_owned(), direction.to_owned(), width);
+        let want = RtlModule {
+            name: "top".into(),
+            ports: vec![port("clk_p", "input", 1), port("rx", "input", 2), port("led", "output", 1)],
+            registers: list(&["tail_gray", "seen_meta", "words"]),
+        };
+        assert_eq!(rtl_module(RTL), Some(want));
+    }
+
+    #[test]
+    fn what_the_script_does_is_recorded_and_a_good_one_passes() {
+        let recording = judge("good", &board(), SCRIPT).unwrap();
+        assert_eq!(
+            recording.lines().collect::<Vec<_>>(),
+            [
+                "create_clock -period 10.0 {{port clk_p}}",
+                "set_property PACKAGE_PIN A1 {{port clk_p}}",
+                "set_property IOSTANDARD LVDS {{port clk_p}}",
+                "set_property PACKAGE_PIN B2 {{port led}}",
+                "set_property IOSTANDARD LVCMOS18 {{port led}}",
+                "set_max_delay -datapath_only 3.1 -from top/tail_gray -to top/seen_meta",
+                "write_bitstream top.bit",
+            ]
+        );
+    }
+
+    #[test]
+    fn each_fault_that_is_planted_is_named() {
+        let b = board();
+        for (name, from, to, says) in [
+            ("unknown", "[get_ports clk_p]", "[get_ports clock]", "top has no port clock"),
+            ("index", "[get_ports {led}]", "[get_ports {rx[2]}]", "top has no port rx[2]"),
+            ("scalar", "[get_ports {led}]", "[get_ports {led[0]}]", "top has no port led[0]"),
+            ("pin", "set_property PACKAGE_PIN A1 [get_ports clk_p]", "", "clk_p has no package pin"),
+            ("twice", "PACKAGE_PIN A1", "PACKAGE_PIN B2", "clk_p and led are both at pin B2"),
+            ("standard", "set_property IOSTANDARD LVCMOS18 [get_ports {led}]", "", "led has no I/O standard"),
+            ("period", "create_clock -period 10.0 [get_ports clk_p]", "", "clk_p has no period"),
+            (
+                "lane",
+                "write_bitstream",
+                "set_property PACKAGE_PIN C3 [get_ports {rx[1]}]\nwrite_bitstream",
+                "rx[1] has a pin",
+            ),
+            ("module", "=~ top", "=~ async_fifo_*", "the crossing into top/seen_meta is unconstrained"),
+            ("register", "tail_gray_reg*", "tail_grey_reg*", "top has no register tail_grey"),
+            ("command", "write_bitstream", "write_bitsteam", "invalid command name \"write_bitsteam\""),
+        ] {
+            assert!(SCRIPT.contains(from), "{name}");
+            let said = judge(name, &b, &SCRIPT.replace(from, to)).unwrap_err();
+            assert!(said.contains(says), "{name}: {said}");
+        }
+        let unnamed = Board { lanes: vec![], ..board() };
+        let said = judge("unnamed", &unnamed, SCRIPT).unwrap_err();
+        assert!(said.contains("port rx is unconstrained"), "{said}");
+        let absent = Board { lanes: vec!["rx".into(), "tx".into()], ..board() };
+        let said = judge("absent", &absent, SCRIPT).unwrap_err();
+        assert!(said.contains("names tx, which top does not have"), "{said}");
+    }
+
+    #[test]
+    fn a_recording_that_differs_names_the_line_and_update_writes_it() {
+        let path = run::target().join(format!("ci-board-recording-{}", std::process::id()));
+        compare(&path, "a\nb\n", true).unwrap();
+        compare(&path, "a\nb\n", false).unwrap();
+        for (other, line) in [("a\nc\n", 2), ("a\n", 2), ("a\nb\nc\n", 3)] {
+            let said = compare(&path, other, false).unwrap_err().to_string();
+            assert!(said.contains(&format!("in line {line}:")), "{said}");
+        }
+        fs::remove_file(path).unwrap();
+    }
+}

@@ -4,7 +4,7 @@
 //! counts the steps.
 
 use crate::{
-    Args, Task, bench, captures, generate, install, run, spec,
+    Args, Task, bench, board, captures, generate, install, run, spec,
     step::{Steps, Verdict},
     story, synth, tools,
 };
@@ -50,5 +50,8 @@ fn test(args: Args) -> anyhow::Result<()> {
     let linux = ["ci", "interop", "--sample", "--or-skip"];
     steps.step("eight exchanges with Linux", shown(run::cargo(linux)));
     steps.step("coarse synthesis", || synth::synth("small", false));
+    steps.step("project of alveo-u55c", || {
+        board::project("alveo-u55c", None, false).map(|()| Verdict::Passed)
+    });
     steps.close()
 }

@@ -6,9 +6,9 @@
 //!        └────────── TCP on loopback ─────── QEMU's user network ───── virtio-net ────────┘
 //! ```
 //! QEMU, kernel and the guest's programs are those of the task `vm`; rdma-core's are Debian's, unmodified. The guest is
-//! booted once; every cell has a simulator of its own, with the faults of its wire, and a capture in `target/interop`. The
-//! card has no ordinary Ethernet yet, so neither side asks for the other's MAC address: the guest gets permanent neighbour
-//! entries, the card's programs a table.
+//! booted once; every cell has a simulator of its own, with the faults of its wire, and a capture in `target/interop`. For
+//! pings both sides ask for each other's MAC address; for all else they know it, so that a capture shows RoCE alone: the guest
+//! has permanent neighbour entries, the card's programs a table.
 //!
 //! Out: a step per cell, then the judgement of all captures by tshark and the independent ICRC; a run of all cells writes
 //! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` those of `cargo ci test`; with `--or-skip` a
@@ -66,6 +66,11 @@ const SAMPLE: [&str; 8] = [
     "kernel-fetch-add-8-hostile",
     "card-write-5001-wrong-key",
 ];
+/// MTU of the wire, and while pings of 8000 bytes cross it.
+const USUAL: u32 = 4200;
+const JUMBO: u32 = 8177;
+/// The guest's end of the wire, in its shell.
+const WIRE: &str = "wire=$(basename $(dirname $(grep -l 02:00:00:00:00:0b /sys/class/net/*/address)))";
 
 /// Who begins: sends first, or posts the work requests.
 #[derive(Clone, Copy, PartialEq)]
@@ -81,6 +86,8 @@ enum By {
     Pingpong,
     /// pyverbs, with this operation of `verbena perf`.
     Perf(&'static str),
+    /// `ping`, and the kernel's own answers.
+    Ping,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -145,6 +152,7 @@ impl Cell {
         match self.by {
             By::Pingpong => "pingpong",
             By::Perf(op) => op,
+            By::Ping => "ping",
         }
     }
 
@@ -175,7 +183,12 @@ impl Cell {
 
     /// Its row in the table of results.
     fn row(&self, result: &str) -> String {
-        let program = if self.by == By::Pingpong { "`ibv_rc_pingpong`" } else { "pyverbs" };
+        let program = match self.by {
+            By::Pingpong => "`ibv_rc_pingpong`",
+            By::Perf(_) => "pyverbs",
+            By::Ping if self.asks == Asks::Card => "none",
+            By::Ping => "`ping`",
+        };
         let trouble = match self.trouble {
             Trouble::None => String::new(),
             Trouble::LateReceives => ", receives posted late (RNR)".to_owned(),
@@ -202,6 +215,9 @@ fn cells() -> Vec<Cell> {
     const OPS: [&str; 7] = ["send", "send-imm", "write", "write-imm", "read", "fetch-add", "compare-swap"];
     let mut cells = Vec::new();
     for asks in [Asks::Card, Asks::Kernel] {
+        for (size, ipv6) in [(56, false), (8000, false), (56, true), (8000, true)] {
+            cells.push(Cell { mtu: JUMBO, ipv6, ..Cell::new(By::Ping, asks, size, 20) });
+        }
         let pingpong = Cell::new(By::Pingpong, asks, 4096, 50);
         cells.push(pingpong);
         cells.push(Cell { ipv6: true, ..pingpong });
@@ -323,8 +339,8 @@ fn page(kernel: &str, home: &Path, rows: &[String], failed: u32) -> Result<Strin
          Written by `cargo ci interop`: a simulated card of 64 bit and the kernel's soft-RoCE (`rdma_rxe`) on one wire, with\n\
          rdma-core's unmodified programs in the guest. Linux {kernel}, rdma-core {core}, QEMU {qemu}.\n\n\
          In each cell all bytes are compared at the receiving end, all completions at both; its capture is judged by tshark and by\n\
-         the independent ICRC. {} cells, {failed} of them fail. Not there yet: raw Ethernet in the card, and so ARP, ND and ping\n\
-         (the guest has permanent neighbour entries); connection manager, perftest.\n\n\
+         the independent ICRC. {} cells, {failed} of them fail. For pings both sides find each other by ARP and ND, else the guest\n\
+         has permanent neighbour entries. Not there yet: connection manager, perftest.\n\n\
          Of soft-RoCE: it answers a message that is longer than its receive with an operational error (NAK 0x63), where the\n\
          card says invalid request (0x61); it refuses to post an atomic at an odd place, so it cannot ask for one.\n\n\
          {CYCLES} connections one after another, each of a new QP, memory region, CQ and protection domain at both ends, leave\n\
@@ -372,7 +388,7 @@ impl Room {
         ];
         let mut room = Room { guest: Guest::boot(home, MEMORY, &devices)?, wire, pingpong, peer };
         // what the guest sends while it makes itself known goes to a card that drops it by name
-        let sim = room.simulator(Wire::Clean, 0, &folder.join("boot.pcapng"))?;
+        let sim = room.simulator(Wire::Clean, USUAL, 0, &folder.join("boot.pcapng"))?;
         room.guest.ask(&format!(
             "modprobe virtio_net\n\
              modprobe rdma_rxe\n\
@@ -384,7 +400,7 @@ impl Room {
              done\n\
              ip link set $talk up\n\
              ip addr add 10.0.2.15/24 dev $talk\n\
-             ip link set $wire mtu 4200 txqueuelen 10000 up\n\
+             ip link set $wire mtu {USUAL} txqueuelen 10000 up\n\
              ip addr add 10.0.0.2/24 dev $wire\n\
              ip addr add fd00::2/64 dev $wire nodad\n\
              ip neigh add 10.0.0.1 lladdr {CARD_MAC} dev $wire nud permanent\n\
@@ -399,20 +415,23 @@ impl Room {
         Ok(room)
     }
 
-    fn simulator(&self, wire: Wire, seed: u64, capture: &Path) -> Result<Simulator> {
+    fn simulator(&self, wire: Wire, mtu: u32, seed: u64, capture: &Path) -> Result<Simulator> {
         let ports = format!("127.0.0.1:{},127.0.0.1:{}", self.wire[0], self.wire[1]);
         let (seed, capture) = (seed.to_string(), capture.display().to_string());
-        let usual = ["--dgram", &ports, "--seed", &seed, "--capture", &capture];
+        let card = format!("mtu={mtu}");
+        let usual = ["--dgram", &ports, "--seed", &seed, "--capture", &capture, "--card", &card];
         Simulator::start(&[&usual, wire.arguments()].concat())
     }
 
     /// Runs a cell; its simulator ends in any case.
     fn exchange(&mut self, cell: &Cell, seed: u64, capture: &Path) -> Result<Verdict> {
-        let sim = self.simulator(cell.wire, seed, capture)?;
+        let mtu = if cell.by == By::Ping { JUMBO } else { USUAL };
+        let sim = self.simulator(cell.wire, mtu, seed, capture)?;
         let outcome = match cell.by {
             By::Pingpong if cell.asks == Asks::Card => self.card_begins(cell, &sim),
             By::Pingpong => self.kernel_begins(cell, &sim),
             By::Perf(op) => self.perf(cell, op, &sim),
+            By::Ping => self.ping(cell, &sim),
         };
         // what is wrong with the exchange says more than what is wrong with the card
         outcome.and(sim.end()).map(|()| Verdict::Passed)
@@ -420,7 +439,7 @@ impl Room {
 
     /// Connects, writes and disconnects, again and again; nothing may stay behind.
     fn cycles(&mut self, capture: &Path) -> Result<Verdict> {
-        let sim = self.simulator(Wire::Clean, 0, capture)?;
+        let sim = self.simulator(Wire::Clean, USUAL, 0, capture)?;
         let cell = Cell::new(By::Perf("write"), Asks::Card, 1001, 2);
         let again = |room: &mut Room, rounds: u32| {
             let mut verbena = room.verbena(&cell, &sim, "perf");
@@ -511,6 +530,49 @@ impl Room {
         let ours = listener.end(theirs.is_ok());
         theirs?;
         ours
+    }
+
+    /// Both ask who the other is; the guest's permanent entries come back in any case.
+    fn ping(&mut self, cell: &Cell, sim: &Simulator) -> Result<()> {
+        let own = |command: &[&str]| {
+            let mut verbena = run::command("setpriv", ["--pdeathsig", "TERM"]);
+            verbena.arg(run::target().join("release/verbena")).args(["ip", "--device", "sim:card0"]);
+            verbena.args(command).env("VERBENA_RUN", &sim.folder).env("VERBENA_NEIGHBOURS", "");
+            verbena
+        };
+        for address in ["10.0.0.1/24", "fd00::1/64"] {
+            run::show(&mut own(&["add", address]))?;
+        }
+        self.guest.ask(&format!(
+            "{WIRE}\nip link set $wire mtu {JUMBO}\nip neigh del 10.0.0.1 dev $wire\nip neigh del fd00::1 dev $wire"
+        ))?;
+        let (size, count) = (cell.size.to_string(), cell.count.to_string());
+        let outcome = if cell.asks == Asks::Card {
+            let target = if cell.ipv6 { "fd00::2" } else { "10.0.0.2" };
+            run::show(&mut own(&["ping", target, "--size", &size, "--count", &count]))
+        } else {
+            let mut serve = own(&["serve"]);
+            println!("$ {}", run::typed(&serve));
+            let mut process = serve.stdout(Stdio::piped()).spawn().context("cannot start setpriv")?;
+            let mut line = String::new();
+            let said = process.stdout.take().context("no pipe")?;
+            BufReader::new(said).read_line(&mut line)?;
+            let (ping, target) = if cell.ipv6 { ("ping6", "fd00::1") } else { ("ping", "10.0.0.1") };
+            let answers = self.guest.ask(&format!("{ping} -c {count} -s {size} {target} 2>&1"));
+            process.kill()?;
+            process.wait()?;
+            answers.and_then(|said| {
+                ensure!(said.contains(&format!(" {count} packets received")), "pings were lost");
+                Ok(())
+            })
+        };
+        self.guest.ask(&format!(
+            "{WIRE}\n\
+             ip link set $wire mtu {USUAL}\n\
+             ip neigh replace 10.0.0.1 lladdr {CARD_MAC} dev $wire nud permanent\n\
+             ip neigh replace fd00::1 lladdr {CARD_MAC} dev $wire nud permanent"
+        ))?;
+        outcome
     }
 
     fn perf(&mut self, cell: &Cell, op: &str, sim: &Simulator) -> Result<()> {

@@ -99,6 +99,7 @@ const WIDE: &[(&str, &[&str])] = &[
             "the_card_answers_captured_requests_as_the_kernel_did",
         ],
     ),
+    ("ethernet", &["cards_that_know_nobody_find_each_other_and_answer_every_ping"]),
     ("against_peer", &["random_programs_end_as_written_at_both_ends"]),
 ];
 

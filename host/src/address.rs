@@ -1,8 +1,8 @@
 //! Addresses: MAC, GID, and who has which.
 //!
 //! In: text, bytes, or a GID to find. Out: typed addresses; the MAC address behind a GID. A GID is an IPv6 address or
-//! an IPv4 address in its mapped form `::ffff:a.b.c.d`. [`StaticNeighbours`] is a table; asking the network (ARP,
-//! ND) may stand behind the same trait later.
+//! an IPv4 address in its mapped form `::ffff:a.b.c.d`. [`StaticNeighbours`] is a table; whom it does not know a running
+//! [`crate::Ip`] asks for by ARP or ND.
 
 use crate::{Error, Result};
 use std::fmt;

@@ -18,7 +18,7 @@ use crate::event::{AsyncNotice, CompChannel, Events};
 use crate::mr::{MrMemory, Pd};
 use crate::qp::QpShared;
 use crate::ranges::Ranges;
-use crate::{Error, Gid, Neighbours, Result, StaticNeighbours, barrier};
+use crate::{Error, Gid, Ip, Mac, Neighbours, OwnAddresses, Result, StaticNeighbours, barrier};
 use contract::{CommandOpcode, SqDoorbell, doorbell};
 use std::collections::HashMap;
 use std::fmt;
@@ -67,6 +67,18 @@ impl Options {
         let neighbours = Arc::new(StaticNeighbours::from_environment()?);
         Ok(Options { neighbours, ..Options::default() })
     }
+
+    /// The same for a card, with the own addresses that are kept for it.
+    ///
+    /// # Errors
+    /// `VERBENA_NEIGHBOURS` or what is kept is malformed.
+    pub fn of_card(address: &DeviceAddress) -> Result<Options> {
+        let mut own = OwnAddresses::load()?.of(&address.to_string());
+        let first = own.iter().position(|own| own.vlan.is_none()).map(|at| own.remove(at));
+        let further = own.iter().map(|own| GidEntry { gid: own.net.address.into(), vlan: own.vlan });
+        let gid = first.map(|own| own.net.address.into());
+        Ok(Options { gid, further: further.collect(), ..Options::from_environment()? })
+    }
 }
 
 impl Default for Options {
@@ -104,6 +116,13 @@ pub(crate) struct User {
     push: Mutex<()>,
     /// `None`: the first user, whose page is never given back.
     inner: Option<Arc<Inner>>,
+}
+
+impl User {
+    /// The first user, who holds the card.
+    pub(crate) fn is_first(&self) -> bool {
+        self.inner.is_none()
+    }
 }
 
 impl Drop for User {
@@ -222,6 +241,8 @@ pub(crate) struct Inner {
     pub(crate) port: PortAttributes,
     pub(crate) gids: Vec<GidEntry>,
     pub(crate) neighbours: Arc<dyn Neighbours>,
+    /// Who asks the network for whom the table does not know.
+    pub(crate) ip: Mutex<Weak<Ip>>,
     numbers: Mutex<[Numbers; 6]>,
     /// The card's memory of READs outstanding.
     pub(crate) reads: Ranges,
@@ -269,6 +290,15 @@ impl Inner {
 
     pub(crate) fn release(&self, kind: Object, number: u32) {
         lock(&self.numbers)[kind as usize].release(number);
+    }
+
+    /// The MAC address of a GID: by the table, else by the network if anybody asks it.
+    pub(crate) fn mac_of(&self, gid: Gid) -> Result<Mac> {
+        if let Some(mac) = self.neighbours.mac_of(gid) {
+            return Ok(mac);
+        }
+        let ip = lock(&self.ip).upgrade();
+        ip.map_or(Err(Error::NoNeighbour { gid }), |ip| ip.mac_of(gid))
     }
 
     /// Where a doorbell of a page is, in its BAR.
@@ -351,12 +381,12 @@ impl Drop for Inner {
 }
 
 impl Context {
-    /// Opens and starts the card at `address` with the options of the environment.
+    /// Opens and starts the card at `address` with the options of the environment and the addresses kept for it.
     ///
     /// # Errors
     /// As [`Device::open`] and [`Context::start`].
     pub fn open(address: &DeviceAddress) -> Result<Context> {
-        Context::start(Device::open(address)?, &Options::from_environment()?)
+        Context::start(Device::open(address)?, &Options::of_card(address)?)
     }
 
     /// Resets and starts a card.
@@ -399,6 +429,7 @@ impl Context {
         let page = u32::from(attributes.doorbell_pages > 1);
         let inner = Inner {
             neighbours: options.neighbours.clone(),
+            ip: Mutex::default(),
             numbers: Mutex::new(numbers),
             reads: Ranges::new("a place for READs outstanding", attributes.read_count),
             responses: Ranges::new("a place for READs owed to peers", attributes.response_count),

@@ -18,7 +18,7 @@ use crate::context::{Inner, Object, User, lock};
 use crate::dma::{DmaBuffer, Word};
 use crate::event::{ChannelShared, CompChannel};
 use crate::qp::{QpShared, WorkQueue};
-use crate::{Attributes, Error, Reject, Result, WcOpcode, WcStatus};
+use crate::{Attributes, Error, Reject, Result, Transport, WcOpcode, WcStatus};
 use contract::context::words;
 use contract::layout::lsb;
 use contract::register::feature;
@@ -416,7 +416,11 @@ fn complete(state: &CqState, cqe: &Cqe, completion: &mut Completion) -> bool {
             timestamp: cqe.timestamp,
             ..Completion::default()
         };
-        qp.fail();
+        // what was wrong with one frame of strangers ends its receive and no more
+        let bad_frame = qp.transport == Transport::Raw && cqe.opcode & 0x80 != 0;
+        if !bad_frame {
+            qp.fail();
+        }
         return true;
     }
     // the field's bytes stand as on the wire

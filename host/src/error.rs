@@ -280,6 +280,24 @@ pub enum Error {
         /// The GID.
         gid: crate::Gid,
     },
+    /// Nobody has answered for a GID.
+    #[error(
+        "address {gid}: nobody answered {tries} questions in {waited_ms} ms; is it up and on this link? else add it to the neighbour table (VERBENA_NEIGHBOURS=ip=mac,...)"
+    )]
+    NoAnswer {
+        /// The GID.
+        gid: crate::Gid,
+        /// How often it was asked for.
+        tries: u32,
+        /// How long in all.
+        waited_ms: u128,
+    },
+    /// This port has no address from which a GID can be reached.
+    #[error("address {gid}: this port has no address on its link; add one (verbena ip add ADDRESS/PREFIX)")]
+    NoRoute {
+        /// The GID.
+        gid: crate::Gid,
+    },
     /// A CQE that no posted work request explains.
     #[error(
         "{name}: CQ {cqn}: completion for WQE {index} of QP {qpn}, which is not outstanding; close and open the card again"

@@ -40,6 +40,7 @@ mod error;
 mod event;
 pub mod exchange;
 mod mr;
+pub mod net;
 pub mod qp;
 mod ranges;
 pub mod trace;
@@ -54,4 +55,5 @@ pub use device::{Atomicity, Attributes, Device, DeviceAddress, PCI_ID, PortAttri
 pub use error::{Error, Kind, Result};
 pub use event::{AsyncNotice, CompChannel, CqEvent};
 pub use mr::{Access, Mr, Pd, Registrable};
+pub use net::{Ip, IpNet, OwnAddress, OwnAddresses};
 pub use qp::{AddressVector, AttrMask, Operation, Qp, QpAttr, QpInit, RecvWr, SendWr, Sge};

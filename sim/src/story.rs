@@ -219,9 +219,14 @@ impl Story {
 
     /// The driver of a card, started.
     pub fn start(&mut self, card: usize) -> Host {
+        self.start_as(card, &addresses(card))
+    }
+
+    /// The same with other addresses and neighbours.
+    pub fn start_as(&mut self, card: usize, options: &Options) -> Host {
         let backend: Arc<dyn Backend> = Arc::new(InProcess::new(&self.room, card));
         let start = || -> host::Result<Host> {
-            let context = Context::start(Device::new(backend.clone())?, &addresses(card))?;
+            let context = Context::start(Device::new(backend.clone())?, options)?;
             let pd = context.alloc_pd()?;
             let cq = context.create_cq(1024, None)?;
             let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;

@@ -157,6 +157,8 @@ registers! {
     PORT_MTU port_mtu 0x0308 32 [1] Ro Reset::Config, "mac";
     /// Bit 0: link up.
     PORT_STATUS port_status 0x030c 32 [1] Ro Reset::Live, "mac";
+    /// Bits 23:0: the raw QP that takes frames that are not RoCE, bit 30: those for other MAC addresses, too; bit 31: it does.
+    RAW_RECEIVE raw_receive 0x0310 32 [1] Rw Reset::Value(0), "verify";
     /// Bit 0: the stage trace is written. A 0 to 1 step starts `trace_producer` at 0.
     TRACE_CONTROL trace_control 0x0400 32 [1] Rw Reset::Value(0), "trace";
     /// Which stages are traced: bit = `Stage` code. Ends of reads go with Pcie; refusals are always traced.
@@ -179,6 +181,11 @@ pub const STATUS_QUIET: u32 = 1;
 pub const STATUS_ERROR: u32 = 2;
 /// `port_status` bit: the link is up.
 pub const PORT_LINK_UP: u32 = 1;
+
+/// `raw_receive` bit: frames for whatever MAC address are taken.
+pub const RAW_PROMISCUOUS: u32 = 1 << 30;
+/// `raw_receive` bit: frames that are not RoCE are taken, not dropped.
+pub const RAW_ENABLE: u32 = 1 << 31;
 
 /// `trace_control` bit: the stage trace is written.
 pub const TRACE_ENABLE: u32 = 1;
@@ -209,6 +216,8 @@ pub mod feature {
     pub const MODERATION: u32 = 1 << 10;
     /// The stage trace.
     pub const TRACE: u32 = 1 << 11;
+    /// QPs of raw Ethernet frames.
+    pub const RAW: u32 = 1 << 12;
 }
 
 /// Offset of a reject counter.

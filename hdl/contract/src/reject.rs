@@ -54,7 +54,7 @@ codes! {
         BadFcs = 0,
         /// The frame is shorter than 64 bytes or than its headers.
         Runt = 1,
-        /// The frame is longer than the port's MTU allows.
+        /// The frame is longer than the port's MTU allows; one for the raw QP: than `wire::RAW_FRAME_MAX`.
         Oversize = 2,
         /// Not RoCEv2: EtherType, IP protocol or UDP port.
         NotRoce = 3,
@@ -110,11 +110,11 @@ codes! {
         QpHalted = 28,
         /// A receive SGE's key is unknown, out of bounds or without local write: NAK 0x63.
         LkeyBad = 29,
-        /// The message is longer than the receive WQE: NAK 0x61.
+        /// The message is longer than the receive WQE: NAK 0x61. Of a raw frame the WQE completes in error, no more.
         ReceiveTooShort = 30,
         /// The receive WQE could not be read: NAK 0x63.
         WqeFetchFailed = 31,
-        /// The miss queue was full; the peer will resend.
+        /// The miss queue was full; the peer will resend. Or the share of it that raw frames may have.
         MissQueueFull = 32,
         /// The response acknowledges nothing new.
         ResponseStale = 33,
@@ -172,6 +172,8 @@ codes! {
         ResponseGap = 59,
         /// The response's opcode, length or syndrome does not fit its request: the request fails.
         ResponseMalformed = 60,
+        /// A raw frame found no receive WQE.
+        RawNoReceive = 61,
     }
 }
 
@@ -204,7 +206,8 @@ impl Reject {
             | RkeyBounds
             | QpHalted
             | ReadDepth
-            | AtomicAlignment => Stage::Check,
+            | AtomicAlignment
+            | RawNoReceive => Stage::Check,
             LkeyBad | ReceiveTooShort | WqeFetchFailed | MissQueueFull => Stage::Place,
             ResponseStale | ResponseUnexpected | NakReserved | ResponseGap | ResponseMalformed => {
                 Stage::Acknowledge
@@ -245,7 +248,7 @@ codes! {
         RxFrames = 2,
         /// Bytes of frames received, without FCS.
         RxBytes = 3,
-        /// Request packets and READ responses sent, retransmissions included.
+        /// Request packets, READ responses and raw frames sent, retransmissions included.
         TxPackets = 4,
         /// ACKs sent.
         TxAcks = 5,

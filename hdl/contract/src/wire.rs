@@ -217,6 +217,10 @@ pub const ROCE_PORT: u16 = 4791;
 pub const DEFAULT_PKEY: u16 = 0xffff;
 /// Bytes of the ICRC.
 pub const ICRC_BYTES: usize = 4;
+/// Bytes of an Ethernet header without tag: what a frame is longer than its payload.
+pub const ETHERNET_BYTES: usize = 14;
+/// Most bytes of a frame of a raw QP, without FCS.
+pub const RAW_FRAME_MAX: usize = 8191;
 
 codes! {
     /// Type of an AETH syndrome: bits 6:5 (InfiniBand 9.7.5.2).

@@ -10,10 +10,12 @@
 //! anew), so none is in the middle of the QP, and complete finishes the CQEs that were on their way. The response,
 //! which follows in the same stream of writes, tells that no DMA touches the object and no CQE of it is to come.
 //!
+//! A QP of raw frames can forge any: it belongs to page 0, that of the driver, or is not made.
+//!
 //! A key that a request ends (`invalidate`, from place) is made invalid beside all that, in a clock in which no command
 //! writes: after 20 clocks at most, whatever a command waits for. The object stays, for the driver to destroy.
 //!
-//! Requirements: CMD MEM QPS QUE RESP
+//! Requirements: CMD MEM QPS QUE RAW RESP
 
 use crate::config::Config;
 use crate::flow::{
@@ -345,6 +347,7 @@ impl Module for Command {
         let new_state = reg("new_state", 4);
         let rights_valid = reg("rights_valid", 1);
         let rights_transport = reg("rights_transport", 4);
+        let forges = reg("forges", 1);
         let psns = reg("psns", 64);
         let retries = reg("retries", 6);
 
@@ -472,6 +475,7 @@ impl Module for Command {
                     new_state.set(rights_state);
                     rights_valid.set(r.valid);
                     rights_transport.set(r.transport);
+                    forges.set(r.transport.eq(Transport::Raw as u64) & r.page.any());
                 });
                 when(step.eq(4), || {
                     let r = QpRightsBits::unpack(cat(&[lit(128, 0), quad, lit(64, 0)]));
@@ -507,6 +511,9 @@ impl Module for Command {
                 .elif(creates & exists, || fail(CommandStatus::InUse))
                 .elif(!creates & !exists, || fail(CommandStatus::NotFound))
                 .elif(creates & is_qp & (new_state.ne(QpState::Reset as u64) | !rights_valid), || {
+                    fail(CommandStatus::BadParameter);
+                })
+                .elif(is_qp & (creates | modifies_qp) & (creates | h.word_mask.bit(0)) & forges, || {
                     fail(CommandStatus::BadParameter);
                 })
                 .elif(modifies_qp & whole_rights & !rights_valid, || fail(CommandStatus::BadParameter))

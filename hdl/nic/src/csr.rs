@@ -67,6 +67,8 @@ pub struct CsrIo {
     pub port_mtu: Sig,
     /// Link up.
     pub link_up: Sig,
+    /// Which QP takes frames that are not RoCE.
+    pub raw_receive: Sig,
     /// Commands answered.
     pub command_consumer: Sig,
     /// Command ring.
@@ -104,6 +106,7 @@ impl Ports for CsrIo {
             port_mac: p.input("port_mac", &48.into()),
             port_mtu: p.input("port_mtu", &16.into()),
             link_up: p.input("link_up", &1.into()),
+            raw_receive: p.output("raw_receive", &32.into()),
             command_consumer: p.input("command_consumer", &16.into()),
             command_base: p.output("command_base", &64.into()),
             response_base: p.output("response_base", &64.into()),
@@ -149,6 +152,7 @@ impl Csr {
                     | r::feature::INVALIDATE
                     | r::feature::MODERATION
                     | r::feature::PUSH
+                    | r::feature::RAW
                     | if c.trace_entries > 0 { r::feature::TRACE } else { 0 },
             ),
             (r::DATAPATH_BYTES, c.data_bytes),
@@ -196,6 +200,7 @@ impl Module for Csr {
         let enable = reg_init("command_enable_value", 32, 0);
         let trace_control = reg_init("trace_control_value", 32, 0);
         let trace_stages = reg_init("trace_stages_value", 32, (1 << Stage::ALL.len()) - 1);
+        let raw_receive = reg_init("raw_receive_value", 32, 0);
         let merged = |old: Sig, data: Sig, enables: Sig| {
             let bytes: Vec<Sig> =
                 (0..old.width() / 8).rev().map(|i| mux(enables.bit(i), data.byte(i), old.byte(i))).collect();
@@ -211,6 +216,7 @@ impl Module for Csr {
             (enable, r::COMMAND_ENABLE),
             (trace_control, r::TRACE_CONTROL),
             (trace_stages, r::TRACE_STAGES),
+            (raw_receive, r::RAW_RECEIVE),
         ] {
             let half = offset / 4 % 2;
             let (data, enables) = (a.data.bits(half * 32, 32), a.enables.bits(half * 4, 4));
@@ -221,6 +227,7 @@ impl Module for Csr {
         io.command_log_depth.set(log_depth.bits(0, 4));
         io.command_producer.set(producer.bits(0, 16));
         io.command_enable.set(enable.bit(0));
+        io.raw_receive.set(raw_receive);
         io.trace_enable.set(trace_control.bit(0));
         io.trace_stages.set(trace_stages.bits(0, io.trace_stages.width()));
 
@@ -247,6 +254,7 @@ impl Module for Csr {
         both(&mut halves, r::PORT_MAC, io.port_mac.extend(64));
         halves.push((r::PORT_MTU, half(io.port_mtu)));
         halves.push((r::PORT_STATUS, half(io.link_up)));
+        halves.push((r::RAW_RECEIVE, raw_receive));
         let mut quads: Vec<u32> = halves.iter().map(|(o, _)| o & !7).collect();
         quads.sort_unstable();
         quads.dedup();

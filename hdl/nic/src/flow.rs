@@ -316,12 +316,15 @@ pub struct PacketFields {
     /// Compare operand of AtomicETH.
     #[shape(64)]
     pub compare: Sig,
-    /// Payload bytes, 0..=4096, without pad.
+    /// Payload bytes without pad: 0..=4096, of a raw frame all of it.
     #[shape(13)]
     pub length: Sig,
+    /// The payload is the frame: no header, no pad, no ICRC.
+    pub raw: Sig,
 }
 
 /// A local fault of a WQE under way: the requester must complete it in error. Or of a READ response: the QP is over. From
+/// gather: with status 0 that raw frame is whole in the transmit buffer, from where nothing holds it back. From
 /// place: with status 0 the data of that READ is in memory, whole, or that local invalidate is done.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
@@ -419,13 +422,16 @@ pub fn response(p: &Owed) -> PacketFields {
         value: lit(64, 0),
         compare: lit(64, 0),
         length: lit(13, 0),
+        raw: low(),
     }
 }
 
-/// A good RoCEv2 frame: its headers, and where its payload lies in the packet buffer.
+/// A good RoCEv2 frame: its headers, and where its payload lies in the packet buffer. Or a raw frame.
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Headers {
+    /// Not RoCE: a SEND Only of the whole frame to the raw QP. Of the other fields only opcode, QP, address, length and slot hold.
+    pub raw: Sig,
     /// BTH DestQP, not yet bounded.
     #[shape(24)]
     pub dest_qpn: Sig,
@@ -523,6 +529,8 @@ pub enum Action {
 #[derive(Bundle, Clone, Copy, Debug)]
 #[bundle(Config)]
 pub struct Verdict {
+    /// Of a raw frame: whatever is wrong with its receive WQE ends that WQE and not the QP.
+    pub raw: Sig,
     /// See [`Action`].
     #[shape(ACTION)]
     pub action: Sig,

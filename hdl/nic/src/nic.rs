@@ -322,6 +322,7 @@ impl Nic {
         fetch.inline_index.set(segment.inline_index);
         segment.inline_word.set(fetch.inline_word);
         segment.gone.set(gather.gone);
+        segment.port_mtu.set(command.port_mtu);
         gather.segment.take(&segment.data);
         gather.words.take(&segment.words);
         transmit_buffer.inline.take(&gather.fill);
@@ -354,6 +355,7 @@ impl Nic {
         check.fence_valid.set(command.fence_receive.valid);
         command.fence_receive.ready.set(check.fence_ready);
         check.room.set(place.room);
+        check.raw_over.set(place.raw_over);
         place.verdict.take(&check.verdict);
         place.written.set(write.written);
         command.fence_receive_done.set(place.fence_done);
@@ -752,6 +754,7 @@ impl Nic {
         csr.port_mac.set(command.port_mac);
         csr.port_mtu.set(command.port_mtu);
         csr.link_up.set(high());
+        packet_buffer.raw_receive.set(csr.raw_receive);
         csr.command_consumer.set(command.consumer);
         command.command_base.set(csr.command_base);
         command.response_base.set(csr.response_base);

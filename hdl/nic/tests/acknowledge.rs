@@ -1,13 +1,13 @@
 //! acknowledge, by the interpreter: stories for each rule of retiring, retrying and giving up, both sides of each limit,
 //! and random traffic against a model of the rules.
 //!
-//! Requirements: ATOM CARD ERR QPS READ REQ TIM
+//! Requirements: ATOM CARD ERR QPS RAW READ REQ TIM
 
 mod bench;
 
 use bench::{Choices, RECORD, REQUESTER, Ram, TX, Word, clock, reset};
 use contract::context::{QpQueues, QpRights};
-use contract::{QpState, Reject, StageCounter};
+use contract::{QpState, Reject, StageCounter, Transport};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::rx::acknowledge::Acknowledge;
@@ -1793,4 +1793,30 @@ fn any_sequence_of_answers_and_silence_leaves_what_the_rules_say() {
 #[test]
 fn the_emitted_module_is_clean() {
     bench::lint(&elaborate(&Acknowledge { config: Config::small() }).unwrap());
+}
+
+#[test]
+fn a_raw_frame_is_over_when_gather_tells_that_it_is_on_its_way_and_no_timer_runs_for_it() {
+    let mut b = Bench::with(|rights| rights.transport = Transport::Raw as u8);
+    b.start(0, 0xff_fffe, &QpRights { retry_cnt: 3, ..Default::default() });
+    for signaled in [true, false, true, true] {
+        b.send(0, 1, signaled, 0);
+    }
+    b.settle();
+    assert_eq!((b.requester(0).get("armed"), b.done.len()), (0, 0));
+    let wakes = b.wakes.len();
+    b.fault(0, 0, 0);
+    assert_eq!(b.status(), [(0, 0)]);
+    assert_eq!(b.triple(0), (1, 0xff_ffff, 0xff_ffff, 1));
+    assert_eq!(b.wakes.len(), wakes + 1, "the window moved");
+    // an unsignaled one is told by nothing, and one told says that all before it are over
+    b.fault(0, 2, 0);
+    assert_eq!((b.status(), b.triple(0)), (vec![(2, 0)], (3, 1, 1, 3)));
+    // told again: nothing
+    b.fault(0, 2, 0);
+    assert_eq!((b.status(), b.triple(0)), (vec![], (3, 1, 1, 3)));
+    // one that could not be read ends the QP as any other
+    b.fault(0, 3, 4);
+    assert_eq!((b.status(), b.requester(0).get("halt")), (vec![(3, 4)], 1));
+    assert!(b.rejects.is_empty() && b.stage.is_empty());
 }

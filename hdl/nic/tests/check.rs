@@ -1,6 +1,6 @@
 //! check, by the interpreter, verdict for verdict against a model of the rules of IBA 9.7 written from the rules alone.
 //!
-//! Requirements: ATOM CARD CMD CONG DGM ERR MEM NET PKT QPS READ RESP
+//! Requirements: ATOM CARD CMD CONG DGM ERR MEM NET PKT QPS RAW READ RESP
 
 mod bench;
 
@@ -1576,4 +1576,85 @@ fn any_sequence_of_packets_gets_the_verdicts_of_the_rules() {
 #[test]
 fn the_emitted_module_is_clean() {
     bench::lint(&elaborate(&Check { config: Config::small() }).unwrap());
+}
+
+/// A raw frame to QP 1, which is a raw QP with this producer.
+fn raw_rig(producer: u16) -> (Bench, Packet) {
+    let mut b = Bench::new();
+    b.s.poke("headers_raw", 1);
+    b.model.qps[1].rights.transport = Transport::Raw as u8;
+    b.model.qps[1].producer = producer;
+    b.load();
+    // no PSN, no address, no P_Key, no length of RoCE holds
+    let p = Packet {
+        qpn: 1,
+        opcode: 0x04,
+        psn: 0x765432,
+        length: 8042,
+        slot: 3,
+        address: 16,
+        ..Packet::default()
+    };
+    (b, p)
+}
+
+#[test]
+fn a_raw_frame_takes_a_receive_wqe_or_is_dropped_by_name_and_never_answered() {
+    let (mut b, p) = raw_rig(2);
+    for n in 0..2 {
+        let (Outcome::Verdict(v), None, false) = b.judge(&p) else { panic!("frame {n}") };
+        assert_eq!((v.action, v.wqe, v.first, v.last, v.ack_req), (SEND, Some(n), true, true, false));
+        assert_eq!((v.length, v.address, v.slot, v.offset), (8042, 16, 3, 0));
+        assert_eq!((b.s.peek("verdict_raw"), v.establishes), (1, false));
+    }
+    assert_eq!(b.judge(&p), (Outcome::Silent, Some(Reject::RawNoReceive), true), "none is posted");
+    // the QP goes on with the next that is posted
+    b.model.qps[1].producer = 3;
+    b.load();
+    assert_eq!(action(&b.judge(&p)), SEND);
+    type Change = fn(&mut Qp);
+    let table: [(Change, Reject); 4] = [
+        (|q| q.rights.valid = false, Reject::UnknownQp),
+        (|q| q.rights.transport = Transport::Rc as u8, Reject::WrongTransport),
+        (|q| q.rights.state = QpState::Init as u8, Reject::WrongQpState),
+        (|q| q.placed_halt = true, Reject::QpHalted),
+    ];
+    for (change, want) in table {
+        let (mut b, p) = raw_rig(2);
+        change(&mut b.model.qps[1]);
+        b.load();
+        assert_eq!(b.judge(&p), (Outcome::Silent, Some(want), true));
+    }
+    // and RoCE is nothing for a raw QP
+    let (mut b, p) = raw_rig(2);
+    b.s.poke("headers_raw", 0);
+    assert_eq!(b.judge(&p), (Outcome::Silent, Some(Reject::WrongTransport), true));
+}
+
+#[test]
+fn half_of_the_miss_queue_is_all_that_raw_frames_may_have() {
+    let (mut b, p) = raw_rig(100);
+    let share = Check { config: config() }.raw_share();
+    assert_eq!(share, config().misses / 2);
+    for _ in 0..share {
+        assert_eq!(action(&b.judge(&p)), SEND);
+    }
+    for _ in 0..3 {
+        assert_eq!(b.judge(&p), (Outcome::Silent, Some(Reject::MissQueueFull), true));
+    }
+    // a SEND of RoCE is not held back by them
+    b.s.poke("headers_raw", 0);
+    assert_eq!(action(&b.judge(&packet(0x04, 0, 5))), SEND);
+    b.s.poke("headers_raw", 1);
+    // one is over: room for one
+    b.s.poke("raw_over", 1);
+    b.clock();
+    b.s.poke("raw_over", 0);
+    assert_eq!(action(&b.judge(&p)), SEND);
+    assert_eq!(b.judge(&p).1, Some(Reject::MissQueueFull));
+    b.s.poke("room", 0);
+    b.s.poke("raw_over", 1);
+    b.clock();
+    b.s.poke("raw_over", 0);
+    assert_eq!(b.judge(&p).1, Some(Reject::MissQueueFull), "place's own word holds, too");
 }

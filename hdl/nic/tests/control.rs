@@ -1,13 +1,13 @@
 //! BAR accesses, registers, MSI-X, completion and event queues, commands: each block by the interpreter.
 //!
-//! Requirements: CARD CMD ERR MEM PCIE QPS QUE
+//! Requirements: CARD CMD ERR MEM PCIE QPS QUE RAW
 
 use contract::command::{CommandEntry, CommandResponse};
 use contract::context::{CqEntry, EqEntry, MrEntry, QpContext};
 use contract::doorbell::{CqDoorbell, EqDoorbell};
 use contract::register as r;
 use contract::ring::{Cqe, Eqe};
-use contract::{CommandOpcode, CommandStatus, QpState, Reject, StageCounter};
+use contract::{CommandOpcode, CommandStatus, QpState, Reject, StageCounter, Transport};
 use hdl::{Bits, Interpreter, Style, elaborate};
 use nic::Config;
 use nic::command::Command;
@@ -273,6 +273,10 @@ fn registers_tell_what_the_card_is_and_counters_count_once() {
     assert_eq!(access(&mut s, false, r::COMMAND_BASE, 0, 0xff), 0x1122_3344_5566_aa88);
     access(&mut s, true, 0x118, 1 << 32, 0xf0);
     assert_eq!((s.peek("command_enable"), s.peek("command_consumer")), (1, 0));
+    assert_eq!(s.peek("raw_receive"), 0);
+    access(&mut s, true, r::RAW_RECEIVE, (r::RAW_ENABLE | 0x12_3456).into(), 0x0f);
+    assert_eq!(s.peek("raw_receive"), 0x8012_3456);
+    assert_eq!(access(&mut s, false, r::RAW_RECEIVE, 0, 0xff), 0x8012_3456);
     // both refusal sources name one counter in one clock; bytes add up to 300 x 9
     for _ in 0..300 {
         for i in 0..2 {
@@ -1250,4 +1254,38 @@ fn a_command_that_cannot_be_read_is_answered_as_internal_and_counted_and_the_nex
     assert_eq!((response.status, response.data(), counts), (CommandStatus::Internal as u8, [0; 16], 0));
     let next = CommandEntry { opcode: CommandOpcode::DestroyEq as u8, ..entry };
     assert_eq!(command(&mut s, &mut n, next).0.status, CommandStatus::Ok as u8);
+}
+
+#[test]
+fn a_qp_of_raw_frames_belongs_to_the_drivers_page_or_is_not_made() {
+    for c in [Config::small(), Config::full()] {
+        let mut s = start(&Command { c, initialised: 2 });
+        s.poke("command_base", 0x10_0000);
+        s.poke("response_base", 0x20_0000);
+        s.poke("log_depth", 2);
+        let mut n = 0;
+        let mut run = |opcode: CommandOpcode, mask: u16, transport: Transport, page: u16, state: QpState| {
+            let mut qp = QpContext::default();
+            qp.rights.valid = true;
+            qp.rights.transport = transport as u8;
+            qp.rights.page = page;
+            qp.rights.state = state as u8;
+            let entry =
+                CommandEntry { opcode: opcode as u8, index: 5, word_mask: mask, ..Default::default() };
+            let (r, puts) = command(&mut s, &mut n, entry.with_data(&qp.to_words()));
+            (r.status, puts.len())
+        };
+        let (ok, bad) = (CommandStatus::Ok as u8, CommandStatus::BadParameter as u8);
+        use CommandOpcode::{CreateQp, ModifyQp};
+        use QpState::{Init, Reset};
+        assert_eq!(run(CreateQp, 0xffff, Transport::Raw, 1, Reset), (bad, 0));
+        assert_eq!(run(CreateQp, 0xffff, Transport::Raw, 0, Reset), (ok, 16));
+        // nor is it handed on, nor made of another
+        for mask in [0xf, 0x1] {
+            assert_eq!(run(ModifyQp, mask, Transport::Raw, 63, Init), (bad, 0), "mask {mask:#x}");
+        }
+        assert_eq!(run(ModifyQp, 0xf, Transport::Rc, 3, Init), (ok, 4));
+        assert_eq!(run(ModifyQp, 0xf, Transport::Raw, 3, Init), (bad, 0));
+        assert_eq!(run(ModifyQp, 0xf, Transport::Raw, 0, Init), (ok, 4));
+    }
 }

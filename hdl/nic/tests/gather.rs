@@ -1,6 +1,6 @@
 //! gather with its transmit buffer, by the interpreter: host memory, key table and packetise are played here.
 //!
-//! Requirements: CARD CMD ERR MEM READ REQ RESP
+//! Requirements: CARD CMD ERR MEM RAW READ REQ RESP
 
 mod txkit;
 
@@ -127,6 +127,7 @@ struct Packet {
     again: bool,
     /// The payload itself.
     inline: Option<Vec<u8>>,
+    raw: bool,
 }
 
 impl Packet {
@@ -142,6 +143,7 @@ impl Packet {
             responds: false,
             again: false,
             inline: None,
+            raw: false,
         }
     }
 
@@ -280,6 +282,7 @@ impl Bench {
                 ("responds", u64::from(p.responds)),
                 ("again", u64::from(p.again)),
                 ("inline", u64::from(p.inline.is_some())),
+                ("packet_raw", u64::from(p.raw)),
                 ("more", p.sges.len().saturating_sub(4) as u64),
             ] {
                 s.poke(&format!("segment_{f}"), v);
@@ -995,5 +998,58 @@ fn the_emitted_text_is_clean() {
     }
     for c in [Config::small(), wide()] {
         lint(&elaborate(&TransmitBuffer(c)).unwrap());
+    }
+}
+
+#[test]
+fn a_raw_frame_lies_in_lane_0_and_is_told_to_be_on_its_way_before_it_leaves() {
+    for c in [Config::small(), wide()] {
+        let mut b = Bench::at(&c);
+        let lists: Vec<Vec<Sge>> = vec![
+            vec![b.sge(5, 1, 60)],
+            vec![b.sge(5, 3, 8191)],
+            vec![b.sge(5, 3, 4096)],
+            vec![b.sge(5, 3, 4097), b.sge(6, 5, 9), b.sge(255, 7, 4000)],
+            (0..16)
+                .map(|i| b.sge([5, 6, 255][i % 3], 100 * i as u64, if i == 5 { 5000 } else { 21 }))
+                .collect(),
+        ];
+        for (n, list) in lists.iter().enumerate() {
+            let length = list.iter().map(|g| u64::from(g.length)).sum();
+            let p = Packet { raw: true, ..Packet::new(n as u64, length, list) };
+            b.push(&p);
+            for _ in 0..3 {
+                b.settle();
+            }
+            assert!(b.faults.is_empty() && b.slots.is_empty(), "its reads are under way");
+            b.deliver_all();
+            assert_eq!(b.faults.drain(..).collect::<Vec<_>>(), [(7, n as u64, 0)], "{}", c.name);
+            let slot = b.slots.pop_front().expect("it leaves");
+            assert_eq!(slot.address % b.width, 0);
+            assert_eq!(b.take(&slot), b.payload(&p), "{}: list {n}", c.name);
+        }
+        for length in (14..=80).chain([219, 220]) {
+            let p = Packet { raw: true, ..Packet::inline(length, length) };
+            assert_eq!(b.one(&p), b.payload(&p), "{}: {length} bytes inline", c.name);
+        }
+        b.faults.clear();
+        // acknowledge takes nothing: the frame waits; nothing is counted, nothing told of one that RoCE sends
+        b.s.poke("fault_ready", 0);
+        b.push(&Packet { raw: true, ..Packet::new(1, 60, &[b.sge(5, 1, 60)]) });
+        b.deliver_all();
+        assert!(b.slots.is_empty() && b.faults.is_empty());
+        b.s.poke("fault_ready", 1);
+        b.settle();
+        let slot = b.slots.pop_front().expect("it leaves");
+        b.take(&slot);
+        assert_eq!((b.faults.len(), b.rejects.len()), (1, 0));
+        let p = Packet::new(1, 60, &[b.sge(5, 1, 60)]);
+        b.one(&p);
+        assert_eq!(b.faults.len(), 1);
+        // one that cannot be read is a fault and no frame
+        b.push(&Packet { raw: true, ..Packet::new(2, 60, &[b.sge(4, 1, 60)]) });
+        b.deliver_all();
+        assert_eq!((b.slots.len(), b.faults[1].2), (0, WcStatus::LocProtErr as u64));
+        assert_eq!((b.rejects.len(), b.s.peek("idle")), (1, 1));
     }
 }

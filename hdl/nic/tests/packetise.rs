@@ -1,6 +1,6 @@
 //! packetise against captured frames and an independent frame builder.
 //!
-//! Requirements: ATOM CMD ICRC LINE NET PKT RESP
+//! Requirements: ATOM CMD ICRC LINE NET PKT RAW RESP
 
 mod frames;
 
@@ -12,6 +12,8 @@ use std::collections::{HashMap, VecDeque};
 
 enum Input {
     Packet(Said),
+    /// A raw frame.
+    Raw(Vec<u8>),
     Fence,
 }
 
@@ -93,6 +95,16 @@ impl Rig {
         self.write = address + said.payload.len();
         self.data.push_back((qp, Input::Packet(said.clone()), address));
     }
+    /// Puts a raw frame where gather would and queues it.
+    fn send_raw(&mut self, frame: &[u8]) {
+        let size = self.buffer.len();
+        let address = self.write.next_multiple_of(self.width) % size;
+        for (i, byte) in frame.iter().enumerate() {
+            self.buffer[(address + i) % size] = *byte;
+        }
+        self.write = address + frame.len();
+        self.data.push_back((0, Input::Raw(frame.to_vec()), address));
+    }
     fn poke_packet(&mut self, port: &str, qp: usize, said: Option<&Said>) {
         let zero = Said::default();
         let s = said.unwrap_or(&zero);
@@ -123,12 +135,17 @@ impl Rig {
     }
     fn clock(&mut self, ready: bool) {
         let front = self.data.front().map(|(qp, input, address)| {
-            let said = if let Input::Packet(s) = input { Some(s.clone()) } else { None };
-            (*qp, said, *address)
+            let said = match input {
+                Input::Packet(said) => Some(said.clone()),
+                Input::Raw(frame) => Some(Said { payload: frame.clone(), ..Said::default() }),
+                Input::Fence => None,
+            };
+            (*qp, said, *address, matches!(input, Input::Raw(_)))
         });
         self.sim.poke("data_valid", u64::from(front.is_some()));
-        if let Some((qp, said, address)) = front {
+        if let Some((qp, said, address, raw)) = front {
             self.poke_packet("data_packet", qp, said.as_ref());
+            self.sim.poke("data_packet_raw", u64::from(raw));
             self.sim.poke("data_address", address as u64);
         }
         let front = self.control.front().cloned();
@@ -426,4 +443,28 @@ fn a_mac_that_takes_nothing_stops_the_stage_without_loss() {
 fn the_emitted_verilog_is_clean() {
     lint(&elaborate(&Packetise(Config::small())).unwrap());
     lint(&elaborate(&Packetise(Config { name: "wide", data_bytes: 64, ..Config::small() })).unwrap());
+}
+
+#[test]
+fn a_raw_frame_goes_out_as_it_is_and_leaves_the_icrc_of_its_neighbours_alone() {
+    for width in [8, 64] {
+        let mut rig = Rig::new(width);
+        let (_, captured) = &golden()[3];
+        let said = read(captured);
+        rig.path(1, &said);
+        let lengths: Vec<usize> = (14..150).chain([1514, 4110, 8191]).collect();
+        let mut want = vec![];
+        for (n, length) in lengths.into_iter().enumerate() {
+            let frame: Vec<u8> = (0..length).map(|i| (i * 7 + n) as u8).collect();
+            rig.send_raw(&frame);
+            rig.send(1, &said);
+            want.extend([frame, build(&said, 2 * n as u16 + 1)]);
+            rig.run_until(want.len(), || true);
+        }
+        for (n, ((frame, ..), want)) in rig.frames.iter().zip(&want).enumerate() {
+            assert_eq!(frame, want, "frame {n} at {width}");
+        }
+        assert_eq!(rig.sent.len(), want.len(), "all room is given back");
+        assert_eq!(rig.counted_bytes, want.iter().map(Vec::len).sum::<usize>());
+    }
 }

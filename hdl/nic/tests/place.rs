@@ -1,7 +1,7 @@
 //! place, by the interpreter: payload through receive WQEs against a model of the walk, the owed tails, CQEs and events,
 //! misses and fences, with a host memory whose reads end late, in any order, or badly.
 //!
-//! Requirements: ATOM CMD ERR MEM QUE READ RESP
+//! Requirements: ATOM CMD ERR MEM QUE RAW READ RESP
 
 mod bench;
 
@@ -56,6 +56,7 @@ struct Verdict {
     /// Key of a WRITE or atomic, or the one that ends; `None`: that of the region.
     key: Option<u32>,
     with_inv: bool,
+    raw: bool,
 }
 
 /// A packet of a READ response, as acknowledge gives it.
@@ -153,6 +154,8 @@ struct Bench {
     /// Reads of further SGEs: IOVA, length.
     further: Vec<(u64, u64)>,
     dropped: Vec<Verdict>,
+    /// Raw frames that are over.
+    raw_over: u64,
 }
 
 const WQE_KEY: u32 = 2 << 8 | 0x11;
@@ -258,6 +261,7 @@ impl Bench {
             reads: 0,
             further: vec![],
             dropped: vec![],
+            raw_over: 0,
         };
         for i in 0..QPS {
             b.start(i, 100);
@@ -358,6 +362,7 @@ impl Bench {
                 ("imm", v.imm.into()),
                 ("key", v.key.unwrap_or(WQE_KEY).into()),
                 ("with_inv", v.with_inv.into()),
+                ("raw", v.raw.into()),
             ] {
                 s.poke(&format!("verdict_{n}"), x);
             }
@@ -528,6 +533,7 @@ impl Bench {
         }
         self.fences += s.peek("fence_done") as u32;
         self.stalls += s.peek("stall");
+        self.raw_over += s.peek("raw_over");
         let mut all: Vec<&mut Ram> = self.rams.iter_mut().collect();
         clock(&mut self.s, &mut all);
         if let Some(region) = ends {
@@ -2164,4 +2170,40 @@ fn the_emitted_module_is_clean() {
     bench::lint(&elaborate(&Place { config: Config::small() }).unwrap());
     let wide = Config { name: "wide", data_bytes: 64, packet_buffer_bytes: 1 << 18, ..Config::small() };
     bench::lint(&elaborate(&Place { config: wide }).unwrap());
+}
+
+#[test]
+fn a_raw_frame_is_placed_whole_and_what_is_wrong_with_its_wqe_ends_that_wqe_alone() {
+    let mut b = Bench::new(1);
+    b.answers_wait = false;
+    let raw = |psn, wqe, length| Verdict { raw: true, ack_req: false, ..send(0, psn, wqe, length) };
+    b.post(0, &[sge(0x10_0000, 5000), sge(0x10_4000, 3191)]);
+    b.post(0, &[sge(0x10_0000, 59)]);
+    b.post(0, &[Sge { lkey: 5 << 8 | 0x11, ..sge(0x10_0000, 64) }]);
+    b.post(0, &[sge(0x10_8000, 64)]);
+    b.ring(0);
+    for (wqe, length) in [(0, 8191), (1, 60), (2, 60), (3, 60)] {
+        b.offer(raw(100 + u32::from(wqe), wqe, length));
+    }
+    b.settle();
+    let iova = |va: u64| 0x5000_0000 + va - 0x10_0000;
+    let at = |psn: u32| 0x100 * psn % 0x8000;
+    let pieces = [
+        (iova(0x10_0000), 5000, at(100)),
+        (iova(0x10_4000), 3191, at(100) + 5000),
+        (iova(0x10_8000), 60, at(103)),
+    ];
+    assert_eq!(b.pieces, pieces);
+    let done: Vec<_> = b.done.iter().map(|d| (d.1, d.2, d.3, d.4)).collect();
+    assert_eq!(done, [(0, 128, 0, 8191), (1, 128, 1, 60), (2, 128, 4, 60), (3, 128, 0, 60)]);
+    assert_eq!(b.rejects, [Reject::ReceiveTooShort, Reject::LkeyBad]);
+    assert_eq!((b.raw_over, b.released.len(), b.events.len()), (4, 4, 0));
+    // nobody is answered, nothing is halted
+    let p = b.placed(0);
+    assert_eq!((p.get("tail_seq"), p.get("halt"), b.answers.len(), b.wakes.len()), (0, 0, 0, 0));
+    // discarded with its QP it is over, too
+    b.rams[0].words[0] = Bits::zero(256);
+    b.offer(raw(104, 4, 60));
+    b.settle();
+    assert_eq!((b.raw_over, b.released.len(), b.done.len()), (5, 5, 4));
 }

@@ -1,6 +1,6 @@
 //! parse, verify and the packet buffer against captured frames and an independent reader.
 //!
-//! Requirements: CARD CONG ICRC LINE NET PKT RESP
+//! Requirements: CARD CONG ICRC LINE NET PKT RAW RESP
 
 mod frames;
 
@@ -20,6 +20,7 @@ const MAC: u64 = 0x0200_0000_000a;
 #[derive(Debug, Clone)]
 struct Got {
     said: Said,
+    raw: bool,
     slot: u64,
     address: usize,
     at: usize,
@@ -109,7 +110,7 @@ impl Rig {
             let reth = (get("va"), get("rkey") as u32, get("dma_length") as u32);
             let aeth = (get("syndrome") as u8, get("msn") as u32);
             let imm = (get("imm") as u32).to_le_bytes();
-            let slot = get("slot");
+            let (slot, raw) = (get("slot"), get("raw") == 1);
             let mut said = Said {
                 opcode,
                 solicited: get("solicited") == 1,
@@ -135,7 +136,7 @@ impl Rig {
             } else {
                 said.ipv6 = Some((source, dest, 0));
             }
-            self.got.push(Got { said, slot, address, at: self.now });
+            self.got.push(Got { said, raw, slot, address, at: self.now });
             let got = self.got.len() - 1;
             self.got[got].said.payload = self.payload(address, length);
         }
@@ -564,8 +565,7 @@ fn shortest(width: u32) {
 fn a_full_ring_drops_whole_frames_by_name_and_recovers() {
     let mut rig = Rig::new(Config::small(), 4200);
     let frame = with_fcs(&a_write(4000));
-    // beats stored: all but the first six
-    let fit = 32768 / 8 / (frame.len().div_ceil(8) - 6);
+    let fit = 32768 / 8 / frame.len().div_ceil(8);
     for _ in 0..fit + 3 {
         rig.offer(&frame);
     }
@@ -600,7 +600,7 @@ fn a_full_ring_drops_whole_frames_by_name_and_recovers() {
 fn room_that_comes_in_the_midst_of_a_refused_frame_does_not_make_it_good() {
     let mut rig = Rig::new(Config::small(), 4200);
     let frame = with_fcs(&a_write(4000));
-    let fit = 32768 / 8 / (frame.len().div_ceil(8) - 6);
+    let fit = 32768 / 8 / frame.len().div_ceil(8);
     for _ in 0..fit {
         rig.offer(&frame);
     }
@@ -737,4 +737,118 @@ fn the_emitted_verilog_is_clean() {
     lint(&elaborate(&Verify(Config::small())).unwrap());
     lint(&elaborate(&PacketBuffer(Config::small())).unwrap());
     lint(&elaborate(&PacketBuffer(Config { name: "wide", ..at_width(64) })).unwrap());
+}
+
+/// A frame of this EtherType and payload for `to`.
+fn plain(to: u64, ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    let head =
+        [&to.to_be_bytes()[2..], &[2, 0, 0, 0, 0, 0xb], &ethertype.to_be_bytes()[..], payload].concat();
+    [head.clone(), vec![0; 60usize.saturating_sub(head.len())]].concat()
+}
+
+/// The write with its bytes from `at` on replaced, the IP checksum made right again.
+fn changed(at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = a_write(13);
+    frame[at..at + bytes.len()].copy_from_slice(bytes);
+    fix_ip_checksum(&mut frame);
+    frame
+}
+
+const RAW_QP: u32 = 0x2a;
+
+#[test]
+fn what_is_not_roce_is_the_raw_qps_whole_and_by_name_nobodys_without_one() {
+    let all = 0xffff_ffff_ffff;
+    let arp: Vec<u8> = (0..28).collect();
+    let jumbo = |bytes: usize| plain(MAC, 0x88b5, &vec![7; bytes - 14]);
+    // what, frame, without a raw QP, with one, promiscuous; `None`: taken raw
+    type Row = (&'static str, Vec<u8>, Reject, Option<Reject>, Option<Reject>);
+    let foreign = |frame: Vec<u8>| [&[2, 0, 0, 0, 0, 0x77][..], &frame[6..]].concat();
+    let (mac, not, ip) = (Reject::WrongDestinationMac, Reject::NotRoce, Reject::BadIpHeader);
+    let rows: Vec<Row> = vec![
+        ("ARP to all", plain(all, 0x0806, &arp), mac, None, None),
+        ("ARP to us", plain(MAC, 0x0806, &arp), not, None, None),
+        ("all IPv6 nodes", plain(0x3333_0000_0001, 0x86dd, &arp), mac, None, None),
+        ("a solicited node", plain(0x3333_ff12_3456, 0x86dd, &arp), mac, None, None),
+        ("all IPv6 routers", plain(0x3333_0000_0002, 0x86dd, &arp), mac, Some(mac), None),
+        ("an IPv4 group", plain(0x0100_5e00_0001, 0x0800, &arp), mac, Some(mac), None),
+        ("PAUSE", plain(0x0180_c200_0001, 0x8808, &arp), mac, Some(mac), None),
+        ("a stranger's ARP", foreign(plain(MAC, 0x0806, &arp)), mac, Some(mac), None),
+        ("a stranger's RoCE", foreign(a_write(13)), mac, Some(mac), None),
+        ("ICMP", changed(23, &[1]), not, None, None),
+        ("UDP port 4790", changed(36, &[0x12, 0xb6]), not, None, None),
+        ("a fragment", changed(20, &[0x20, 0]), ip, None, None),
+        ("IP options", changed(14, &[0x46]), ip, None, None),
+        ("the longest", jumbo(8191), not, None, None),
+        ("one byte more", jumbo(8192), not, Some(Reject::Oversize), Some(Reject::Oversize)),
+    ];
+    for width in [8, 64] {
+        for mode in 0..3 {
+            let mut rig = Rig::new(at_width(width), 9000);
+            let bits = [0, 1 << 31, 3 << 30][mode];
+            rig.sim.poke("raw_receive", bits | u64::from(RAW_QP));
+            for (what, frame, off, on, promiscuous) in &rows {
+                let want = [Some(*off), *on, *promiscuous][mode];
+                let got = rig.judge(&with_fcs(frame));
+                assert_eq!(got.as_ref().err(), want.as_ref(), "{what}, mode {mode}, {width} bytes");
+                if let Ok(got) = got {
+                    let (raw, qpn, opcode) = (got.raw, got.said.dest_qpn, got.said.opcode);
+                    assert_eq!((raw, qpn, opcode), (true, RAW_QP, 4), "{what}");
+                    assert_eq!((got.said.ack_req, got.said.solicited), (false, false), "{what}");
+                    assert_eq!(got.said.payload, *frame, "{what}: whole, from the Ethernet header on");
+                }
+            }
+            // RoCE of ours stays RoCE, whatever is wrong with it
+            let good = rig.judge(&with_fcs(&a_write(13))).expect("RoCE");
+            assert_eq!((good.raw, good.said), (false, expected(&a_write(13))));
+            let bad = |at: usize| {
+                let mut frame = a_write(13);
+                frame[at] ^= 1;
+                frame
+            };
+            for (at, want) in [(60, Reject::BadIcrc), (25, ip), (39, Reject::BadUdpLength)] {
+                assert_eq!(rig.judge(&with_fcs(&bad(at))).err(), Some(want), "byte {at}");
+            }
+            // and what is no good frame is nobody's
+            let mut wrong = with_fcs(&plain(all, 0x0806, &arp));
+            wrong[20] ^= 1;
+            assert_eq!(rig.judge(&wrong).err(), Some(Reject::BadFcs));
+            assert_eq!(rig.judge(&with_fcs(&jumbo(9015))).err(), Some(Reject::Oversize));
+        }
+    }
+}
+
+#[test]
+fn half_of_the_packet_buffer_is_all_that_raw_frames_may_fill() {
+    let small = with_fcs(&plain(0xffff_ffff_ffff, 0x0806, &[1; 28]));
+    let big = with_fcs(&plain(MAC, 0x88b5, &[7; 4000]));
+    let roce = [with_fcs(&a_write(4)), with_fcs(&a_write(4000))];
+    // slots of 64, then bytes of 32 KiB
+    for (frame, roce, fit) in [(&small, &roce[0], 32), (&big, &roce[1], 4)] {
+        let mut rig = Rig::new(Config::small(), 4200);
+        rig.sim.poke("raw_receive", 1 << 31 | u64::from(RAW_QP));
+        for _ in 0..fit + 2 {
+            rig.offer(frame);
+        }
+        rig.drain();
+        assert_eq!((rig.got.len(), rig.rejects.len()), (fit, 2));
+        assert!(rig.rejects.iter().all(|r| r.0 == Reject::BufferFull));
+        // RoCE finds its half
+        for _ in 0..fit - 1 {
+            rig.offer(roce);
+        }
+        rig.drain();
+        assert_eq!((rig.got.len(), rig.rejects.len()), (2 * fit - 1, 2));
+        rig.offer(frame);
+        rig.drain();
+        assert_eq!(rig.rejects.len(), 3);
+        // and what comes back is for both
+        for n in 0..fit {
+            rig.release[n % 2].push_back(rig.got[n].slot);
+        }
+        rig.drain();
+        rig.offer(frame);
+        rig.drain();
+        assert_eq!((rig.got.len(), rig.rejects.len()), (2 * fit, 3));
+    }
 }

@@ -1,10 +1,10 @@
 //! segment, by the interpreter: state memories are modelled here, a Rust model says what must come out.
 //!
-//! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP
+//! Requirements: ATOM CARD CMD ERR PKT QPS QUE RAW READ REQ RESP
 
 mod txkit;
 
-use contract::{QpQueues, QpRights, QpState, Reject, SendWqe, WcStatus};
+use contract::{QpQueues, QpRights, QpState, Reject, SendWqe, Transport, WcStatus};
 use hdl::{Bits, Interpreter, elaborate};
 use nic::Config;
 use nic::tx::segment::{Segment, WINDOW};
@@ -39,6 +39,7 @@ struct Packet {
     /// Address, length and key of the first SGE.
     sge: (u64, u64, u64),
     va: u64,
+    raw: bool,
 }
 
 /// The block with its words, and a WQE ring per QP.
@@ -235,6 +236,7 @@ impl Bench {
                 words: vec![],
                 sge: (field(&sges, 0, 64), field(&sges, 64, 32), field(&sges, 96, 32)),
                 va: get("va"),
+                raw: get("raw") == 1,
             };
             if data { &mut self.packets } else { &mut self.responses }.push(p);
         }
@@ -2071,4 +2073,64 @@ fn the_emitted_text_is_clean() {
     for c in [Config::small(), wide()] {
         lint(&elaborate(&Segment(c)).unwrap());
     }
+}
+
+#[test]
+fn a_frame_of_a_raw_qp_is_one_packet_of_fourteen_bytes_to_the_ports_mtu_and_fourteen() {
+    // length, MTU of the port, whether it is a frame
+    for (length, mtu, good) in [
+        (13, 1500, false),
+        (14, 1500, true),
+        (1514, 1500, true),
+        (1515, 1500, false),
+        (8191, 9000, true),
+        (8192, 9000, false),
+    ] {
+        let mut b = Bench::new();
+        b.rights[5].transport = Transport::Raw as u8;
+        b.rights[5].path_mtu = 0;
+        b.s.poke("port_mtu", mtu);
+        b.start_at(5, 0xff_ffff, 7);
+        let send = SendWqe { opcode: 2, ..write(length) };
+        b.post(5, send);
+        b.post(5, SendWqe { opcode: 2, ..write(60) });
+        b.run(5);
+        let record = |length, last_psn, status| Record {
+            last_psn,
+            signaled: 1,
+            opcode: 0,
+            status,
+            length,
+            is_read: 0,
+        };
+        let first = b.records[&(5 * 32 + 7)];
+        if good {
+            assert_eq!(seen(&b.packets), [(0x04, 0, length), (0x04, 0, 60)]);
+            assert!(b.packets.iter().all(|p| p.raw && !p.responds));
+            assert_eq!(b.packets.iter().map(|p| p.psn).collect::<Vec<_>>(), [0xff_ffff, 0], "one PSN each");
+            assert_eq!(first, record(length, 0xff_ffff, 0));
+        } else {
+            assert_eq!((b.packets.len(), &b.rejects[..]), (0, &[Reject::WqeLength as u64][..]), "{length}");
+            let cause = Reject::WqeLength.vendor_err().into();
+            assert_eq!(first, record(cause, 0xff_fffe, WcStatus::LocQpOpErr as u64));
+        }
+    }
+    // nothing but a SEND is a frame; and a SEND of RC is none
+    for opcode in [0, 1, 3, 4, 5, 7, 9] {
+        let mut b = Bench::new();
+        b.rights[5].transport = Transport::Raw as u8;
+        b.rights[5].max_rd_atomic = 4;
+        b.s.poke("port_mtu", 1500);
+        b.post(5, SendWqe { opcode, ..write(if opcode == 5 { 8 } else { 60 }) });
+        b.run(5);
+        assert_eq!(
+            (b.packets.len(), &b.rejects[..]),
+            (0, &[Reject::WqeOpcode as u64][..]),
+            "opcode {opcode}"
+        );
+    }
+    let mut b = Bench::new();
+    b.post(5, SendWqe { opcode: 2, ..write(1500) });
+    b.run(5);
+    assert!(b.packets.len() == 2 && b.packets.iter().all(|p| !p.raw));
 }

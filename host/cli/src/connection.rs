@@ -6,7 +6,8 @@
 use anyhow::{Context as _, bail};
 use clap::Args;
 use host::exchange::Endpoint;
-use host::{Access, Completion, Context, Cq, DeviceAddress, PathMtu, Pd, Qp, QpAttr, QpInit, WcStatus};
+use host::net::Serving;
+use host::{Access, Completion, Context, Cq, DeviceAddress, Ip, PathMtu, Pd, Qp, QpAttr, QpInit, WcStatus};
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
@@ -36,6 +37,9 @@ pub struct PeerArgs {
     /// Seconds to wait for the peer or a completion before giving up.
     #[arg(long, default_value_t = 60)]
     pub timeout: u64,
+    /// Answer ARP, ND and ping meanwhile, and ask the network for the peer if the neighbour table does not know it.
+    #[arg(long)]
+    pub ip: bool,
     /// First PSN of this side; any will do.
     #[arg(long, value_parser = clap::value_parser!(u32).range(..1 << 24))]
     pub psn: Option<u32>,
@@ -52,6 +56,7 @@ pub struct Opened {
     /// The protection domain of buffers.
     pub pd: Pd,
     own: Endpoint,
+    serving: Option<Serving>,
 }
 
 /// A connected QP and what belongs to it.
@@ -67,6 +72,7 @@ pub struct Connection {
     /// The peer ends its stream before its work.
     pub alone: bool,
     timeout: Duration,
+    _serving: Option<Serving>,
 }
 
 impl PeerArgs {
@@ -149,7 +155,9 @@ impl PeerArgs {
         let usual = std::process::id().wrapping_add(nth).wrapping_mul(0x9e37_79b1);
         let psn = self.psn.unwrap_or(usual) & 0xff_ffff;
         let own = Endpoint { qpn: qp.number(), psn, gid: context.gids()[0] };
-        Ok(Opened { qp, cq, pd, own })
+        // once per card: it lives as long as the first QP
+        let serving = if self.ip && nth == 0 { Some(Ip::of_port(context)?.serve()) } else { None };
+        Ok(Opened { qp, cq, pd, own, serving })
     }
 
     fn attributes(&self, opened: &Opened, peer: Endpoint) -> anyhow::Result<QpAttr> {
@@ -244,7 +252,8 @@ impl Opened {
     }
 
     fn connected(self, stream: TcpStream, timeout: Duration) -> Connection {
-        Connection { qp: self.qp, cq: self.cq, pd: self.pd, stream, timeout, alone: false }
+        let (qp, cq, pd, _serving) = (self.qp, self.cq, self.pd, self.serving);
+        Connection { qp, cq, pd, stream, timeout, alone: false, _serving }
     }
 }
 

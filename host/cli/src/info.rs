@@ -56,6 +56,7 @@ fn features(bits: u32) -> Vec<&'static str> {
         (INVALIDATE, "invalidate"),
         (MODERATION, "moderation"),
         (TRACE, "trace"),
+        (RAW, "raw"),
     ];
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }

@@ -8,6 +8,7 @@
 //! verbena perf                    two processes, any operation, every byte and completion checked at both ends
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
+//! verbena ip                      a card's own addresses; ARP, ND and ping answered or sent
 //! verbena trace                   a request through every stage of two cards: timeline, where its time went
 //! verbena sim                     simulated cards for other processes
 //! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
@@ -21,6 +22,7 @@ mod connection;
 mod demo;
 mod doctor;
 mod info;
+mod ip;
 mod mover;
 mod perf;
 mod perfetto;
@@ -59,6 +61,8 @@ enum Command {
     Move(mover::MoveArgs),
     /// Check cards, machine and driver together: registers, DMA, interrupts, reset, a killed process, unmapped memory.
     Selftest(selftest::SelftestArgs),
+    /// Show, add and delete a card's own addresses; answer ARP, ND and ping; ping.
+    Ip(ip::IpArgs),
     /// Follow requests through every stage of two cards: a timeline for ui.perfetto.dev, and where the time went.
     Trace(trace::TraceArgs),
     /// Simulate one or two cards on a wire, for other processes.
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Move(args) => mover::run(&args),
         Command::Selftest(args) => selftest::run(&args),
+        Command::Ip(args) => ip::run(&args),
         Command::Trace(args) => trace::run(&args),
         #[cfg(feature = "sim")]
         Command::Sim(args) => sim::run(&args),

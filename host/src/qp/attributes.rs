@@ -156,6 +156,16 @@ pub fn transition(transport: Transport, from: QpState, to: QpState) -> Option<(A
     let connected = matches!(transport, Transport::Rc | Transport::Uc);
     let rc = |mask: A| if reliable { mask } else { none };
     // what names the user of a QP in each kind of transport
+    if transport == Transport::Raw {
+        // a port, and nothing that is said of a way
+        return Some(match (from, to) {
+            (Reset, Init) => (A::PORT, none),
+            (Init, Init) => (none, A::PORT),
+            (Rts, Sqd) => (none, A::EN_SQD_ASYNC_NOTIFY),
+            (Rts | Sqd, Rts) => (none, A::CUR_STATE),
+            _ => (none, none),
+        });
+    }
     let rights = if connected { A::ACCESS_FLAGS } else { A::QKEY };
     let path = if connected { A::ACCESS_FLAGS | A::ALT_PATH } else { A::QKEY };
     let migration = if connected { A::PATH_MIG_STATE } else { none };

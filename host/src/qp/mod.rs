@@ -26,7 +26,7 @@ use crate::dma::{Place, Places, Word};
 use crate::exchange::Endpoint;
 use crate::mr::PdShared;
 use crate::ranges::Range;
-use crate::{Access, Attributes, Error, PathMtu, QpState, Result, Transport, WcOpcode};
+use crate::{Access, Attributes, Error, Mac, PathMtu, QpState, Result, Transport, WcOpcode};
 use contract::register::feature;
 use contract::{
     AtomicOperands, CommandOpcode, QpContext, QpQueues, QpRights, RqDoorbell, SendWqe, SqDoorbell, WrOpcode,
@@ -84,6 +84,12 @@ impl<'a> QpInit<'a> {
             push: true,
             max_inflight: 128,
         }
+    }
+
+    /// Raw Ethernet: a SEND is a frame, a receive takes one, each whole but for its FCS. For the card's first user alone,
+    /// since such a QP can send any frame; `register::RAW_RECEIVE` names the one that receives.
+    pub fn raw(send_cq: &'a Cq, recv_cq: &'a Cq) -> QpInit<'a> {
+        QpInit { transport: Transport::Raw, push: false, max_inflight: 0, ..QpInit::rc(send_cq, recv_cq) }
     }
 }
 
@@ -398,7 +404,7 @@ impl WorkQueue {
 pub(crate) struct QpShared {
     pub(crate) inner: Arc<Inner>,
     pub(crate) qpn: u32,
-    transport: Transport,
+    pub(crate) transport: Transport,
     state: AtomicU8,
     /// In RTS [`ALONE`] or [`LIST`], else 0: a post of send work requests has to look closer.
     sends: Word,
@@ -585,9 +591,17 @@ impl Qp {
                 return Err(Error::Foreign { operation: CREATE, what });
             }
         }
-        if init.transport != Transport::Rc || !limits.has(feature::RC) {
+        let raw = init.transport == Transport::Raw;
+        let needs = if raw { feature::RAW } else { feature::RC };
+        if !(raw || init.transport == Transport::Rc) || !limits.has(needs) {
             return Err(Error::Unsupported { operation: CREATE, what: "this transport" });
         }
+        if raw && !pd.user.is_first() {
+            let what = "raw frames of any user but its first: they can be anything";
+            return Err(Error::Unsupported { operation: CREATE, what });
+        }
+        // that of the driver, which alone may forge frames
+        let page = if raw { 0 } else { pd.user.page };
         let sges = [
             ("max_send_sge", init.max_send_sge, limits.max_send_sge),
             ("max_recv_sge", init.max_recv_sge, limits.max_sge),
@@ -619,7 +633,7 @@ impl Qp {
                 state: QpState::Reset.code(),
                 transport: init.transport.code(),
                 valid: true,
-                page: pd.user.page as u16,
+                page: page as u16,
                 pd: pd.number,
                 pkey: 0xffff,
                 max_inflight: init.max_inflight,
@@ -651,8 +665,8 @@ impl Qp {
             return Err(error);
         }
         let [send_bell, recv_bell] =
-            [doorbell::SQ_OFFSET, doorbell::RQ_OFFSET].map(|offset| Bell::new(inner, pd.user.page, offset));
-        let push = init.push && limits.has(feature::PUSH);
+            [doorbell::SQ_OFFSET, doorbell::RQ_OFFSET].map(|offset| Bell::new(inner, page, offset));
+        let push = init.push && !raw && limits.has(feature::PUSH);
         let shared = Arc::new(QpShared {
             inner: inner.clone(),
             qpn,
@@ -728,6 +742,11 @@ impl Qp {
         // the card may have stopped: what it told is in force before anything is changed
         qp.inner.serve_events()?;
         let to = if mask.contains(AttrMask::STATE) { attr.state } else { qp.state() };
+        // asking the network polls, which may put other QPs into error: nothing is locked meanwhile
+        let dest_mac = match mask.contains(AttrMask::AV) {
+            true => Some(qp.inner.mac_of(attr.av.dest_gid)),
+            false => None,
+        };
         let mut control = lock(&qp.control);
         let from = qp.state();
         if mask.contains(AttrMask::CUR_STATE) && attr.cur_state != from {
@@ -739,7 +758,7 @@ impl Qp {
         }
         self.check_values(attr, mask)?;
         let merged = merge(&control.attr, attr, mask, to);
-        let mut context = self.to_context(&control.context, &merged, mask)?;
+        let mut context = self.to_context(&control.context, &merged, mask, dest_mac)?;
         let arguments = Arguments {
             init_receive: from == QpState::Init && to == QpState::Rtr,
             init_send: from == QpState::Rtr && to == QpState::Rts,
@@ -830,7 +849,13 @@ impl Qp {
         }
     }
 
-    fn to_context(&self, old: &QpContext, attr: &QpAttr, mask: AttrMask) -> Result<QpContext> {
+    fn to_context(
+        &self,
+        old: &QpContext,
+        attr: &QpAttr,
+        mask: AttrMask,
+        dest_mac: Option<Result<Mac>>,
+    ) -> Result<QpContext> {
         let inner = &self.shared.inner;
         let mut context = *old;
         context.rights.state = attr.state.code();
@@ -848,7 +873,7 @@ impl Qp {
         context.rights.rq_psn = attr.rq_psn;
         context.rights.sq_psn = attr.sq_psn;
         context.path.dest_qpn = attr.dest_qpn;
-        if mask.contains(AttrMask::AV) {
+        if let Some(mac) = dest_mac {
             let av = &attr.av;
             let GidEntry { gid: source, vlan } = inner.gids[usize::from(av.sgid_index)];
             if source.ipv4().is_some() != av.dest_gid.ipv4().is_some() {
@@ -862,8 +887,7 @@ impl Qp {
                     return Err(Error::Unsupported { operation: "modify a QP", what: "IPv6 addresses" });
                 }
             }
-            let mac = inner.neighbours.mac_of(av.dest_gid);
-            context.path.dest_mac = mac.ok_or(Error::NoNeighbour { gid: av.dest_gid })?.to_u64();
+            context.path.dest_mac = mac?.to_u64();
             context.path.src_mac = inner.port.mac.to_u64();
             context.path.ttl = if av.hop_limit == 0 { 64 } else { av.hop_limit };
             context.path.tos = av.traffic_class;

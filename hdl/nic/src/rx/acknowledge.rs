@@ -36,6 +36,7 @@
 //! * The result of an atomic is the READ response of 8 bytes of an atomic, with the value itself for place.
 //! * Nothing but its own responses answers a READ. An ACK or a response behind one that is missing stops at it: an
 //!   implied NAK, which costs a retry and goes back, once per gap (`implied`); after that the timer decides.
+//! * A raw frame is answered when gather hands it on (a fault of status 0): it and all before it. Each has one PSN. No timer runs.
 //! * A READ retires when place confirms that its data is in memory, so the CQEs are in order and never before the data.
 //! * A local invalidate has no PSN and retires when place confirms it; it is the oldest then, and alone.
 //! * A timeout costs a retry. With none left the oldest WQE completes with RETRY_EXC_ERR. Progress refills both counts.
@@ -54,18 +55,18 @@
 //! number cannot lap it: a rewind not yet obeyed takes the newest triple anyhow. The fence of a teardown passes from
 //! `response` to `data` in order.
 //!
-//! Requirements: ATOM CARD ERR QPS READ REQ TIM
+//! Requirements: ATOM CARD ERR QPS RAW READ REQ TIM
 
 use crate::config::Config;
 use crate::flow::{CAUSE, Completion, Count, Event, Fault, Mark, Response, Scatter, Wake, WakePulse};
 use crate::prim::fifo::{Fifo, buffer};
 use crate::qp::{
-    DEADLINE, Initialise, READS, Record, Requester, StateShape, StateWrite, Tx, WINDOW, psn_before,
+    DEADLINE, Initialise, PSN, READS, Record, Requester, StateShape, StateWrite, Tx, WINDOW, psn_before,
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::timer::RNR_NS;
 use contract::{
-    AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus,
+    AsyncEvent, EventKind, Opcode, QpState, Reject, StageCounter, TraceEvent, Transport, WcOpcode, WcStatus,
 };
 use hdl::{
     Bits, Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, assert_always, constant, delay,
@@ -355,7 +356,7 @@ impl Module for Acknowledge {
         let sends = QpState::ALL.iter().filter(|s| matches!(s, QpState::Rts | QpState::Sqd));
         let sends = any_of(&sends.map(|s| rights.state.eq(s.code())).collect::<Vec<_>>());
         let alive = (rights.valid & sends & !r.halt).named("alive");
-        let timed = rights.timeout.any();
+        let timed = rights.timeout.any() & rights.transport.ne(u64::from(Transport::Raw.code()));
         let reload = now + select(rights.timeout, &self.timeout_clocks());
         let behind = t.sent_psn - r.una_psn;
         let outstanding = behind.any().named("outstanding");
@@ -394,10 +395,13 @@ impl Module for Acknowledge {
         };
         let failed = is(Source::Placement) & fault.status.any();
         let key_ended = (is(Source::Placement) & fault.status.none()).named("key_ended");
+        let ahead = !(fault.wqe_index - r.una_wqe).msb();
+        let departed = (is(Source::Fault) & fault.status.none() & alive & ahead).named("frame_departed");
+        let behind_it = r.una_psn + (fault.wqe_index - r.una_wqe).resize(PSN) + 1;
         let placed_now = counts.read_now("placed_of", qp);
-        let claims = keep("claims", valid);
-        let claim = keep("claim", mux(answer, claim_now, r.una_psn));
-        let claim_moves = keep("claim_moves", valid & claim_now.ne(r.una_psn));
+        let claims = keep("claims", valid | departed);
+        let claim = keep("claim", mux(answer, claim_now, mux(departed, behind_it, r.una_psn)));
+        let claim_moves = keep("claim_moves", departed | (valid & claim_now.ne(r.una_psn)));
         let is_payload = keep("is_payload", valid & payload);
         let may_imply = keep("may_imply", valid & (payload | ack));
         let is_ack = keep("is_ack", valid & ack);
@@ -423,7 +427,7 @@ impl Module for Acknowledge {
         let read_mask = keep("read_mask", (lit(READS, 1) << queues.read_log_size) - 1);
         let shift = keep("log_path_mtu", rights.path_mtu + 7);
         let cqn = keep("cqn", queues.send_cqn.bits(0, c.cq_bits()));
-        let passing = keep("passing", valid | key_ended);
+        let passing = keep("passing", valid | key_ended | departed);
         // in this walk: something was answered, something retired, the claim stopped at a READ
         let moved = keep("moved", low());
         let retired = keep("retired", low());
@@ -441,7 +445,6 @@ impl Module for Acknowledge {
             began.armed.set(0);
             began.waiting.set(0);
         });
-        let ahead = !(fault.wqe_index - r.una_wqe).msb();
         let older = !r.fault | (fault.wqe_index - r.fault_wqe).msb();
         // a READ of the peer: a QP that never came to RTS has them, too
         let ends_qp = (is(Source::Fault) & fault.responds & rights.valid & !r.halt).named("ends_qp");
@@ -461,7 +464,7 @@ impl Module for Acknowledge {
             ),
             object: qp.extend(24),
         });
-        let fault_now = (is(Source::Fault) & !fault.responds) | failed;
+        let fault_now = (is(Source::Fault) & !fault.responds & fault.status.any()) | failed;
         when(fault_now & alive & ahead & older, || {
             began.fault.set(1);
             began.fault_wqe.set(fault.wqe_index);

@@ -32,7 +32,11 @@
 //!
 //! A SEND for which place has no `room` is dropped as if the network had lost it: ePSN stays, the peer resends.
 //!
-//! Requirements: ATOM CARD CMD CONG DGM MEM NET PKT READ RESP
+//! A raw frame comes as a SEND Only to the raw QP, without PSN, address or P_Key to look at and with nobody to answer: it is
+//! placed, or dropped by name. At most [`Check::raw_share`] of them are in place at once, parked ones included, so
+//! that a storm of them leaves the miss queue to RoCE.
+//!
+//! Requirements: ATOM CARD CMD CONG DGM MEM NET PKT RAW READ RESP
 
 use crate::config::Config;
 use crate::flow::{ACTION, Action, Count, Headers, Mark, Response, Verdict, cause};
@@ -45,7 +49,9 @@ use contract::context::{MrEntryBits, QpAddressesBits, QpQueuesBits, QpRightsBits
 use contract::opcode::{Kind, Opcode, OpcodeRow, Payload, ReceiveWqe};
 use contract::verbs::{QpState, Transport, access};
 use contract::{Reject, TraceEvent};
-use hdl::{Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, lit, low, mux, reg, reg_init, when};
+use hdl::{
+    Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, low, mux, reg, reg_init, when,
+};
 
 /// NAK: a packet is missing.
 const NAK_SEQUENCE: u64 = 0x60;
@@ -79,6 +85,7 @@ pub const REJECTS: &[Reject] = &[
     Reject::ResponseUnexpected,
     Reject::ReadDepth,
     Reject::AtomicAlignment,
+    Reject::RawNoReceive,
 ];
 
 /// The stage, for one card configuration.
@@ -167,6 +174,9 @@ pub struct CheckIo {
     /// place can take one more SEND.
     #[input]
     pub room: Sig,
+    /// Pulse: place is done with a raw frame.
+    #[input]
+    pub raw_over: Sig,
     /// Refusals (`contract::Reject`).
     #[output]
     pub count: Count,
@@ -179,6 +189,13 @@ pub struct CheckIo {
     /// Nothing is inside.
     #[output]
     pub idle: Sig,
+}
+
+impl Check {
+    /// Raw frames that may be in place at once, of the places of its miss queue.
+    pub fn raw_share(&self) -> u32 {
+        self.config.misses / 2
+    }
 }
 
 /// High where `opcode` is an RC opcode whose row is wanted by `which`.
@@ -296,11 +313,19 @@ impl Module for Check {
         let (refused_now, reason_now) = first_of(&[
             (!known_opcode, code(Reject::UnknownOpcode)),
             (beyond | !rights.valid, code(Reject::UnknownQp)),
-            (!(request | responds) | rights.transport.ne(Transport::Rc.code()), code(Reject::WrongTransport)),
+            (
+                !(request | responds)
+                    | rights.transport.ne(mux(
+                        h.raw,
+                        lit(4, Transport::Raw.code().into()),
+                        lit(4, Transport::Rc.code().into()),
+                    )),
+                code(Reject::WrongTransport),
+            ),
             (mux(responds, !awaits, !receives), code(Reject::WrongQpState)),
             (halted, code(Reject::QpHalted)),
-            (!same_addresses, code(Reject::WrongAddress)),
-            (!same_pkey, code(Reject::BadPkey)),
+            (!same_addresses & !h.raw, code(Reject::WrongAddress)),
+            (!same_pkey & !h.raw, code(Reject::BadPkey)),
         ]);
         let distance = h.psn - word.epsn;
         let sequence_now =
@@ -345,12 +370,12 @@ impl Module for Check {
         let e = Expect::regs(&(), "expect");
         when(at1, || e.assign(&word));
         let (refused, reason) = (hold("refused", refused_now), hold("reason", reason_now));
-        let expected = hold("expected", distance.none());
-        let duplicate = hold("duplicate", distance.msb());
+        let expected = hold("expected", distance.none() | h.raw);
+        let duplicate = hold("duplicate", distance.msb() & !h.raw);
         let sequence = hold("out_of_sequence", sequence_now);
         let denied = hold("denied", denied_now);
         let not_ready = hold("not_ready", short_now);
-        let misshapen = hold("misshapen", misshapen_now);
+        let misshapen = hold("misshapen", misshapen_now & !h.raw);
         let bad_total = hold("bad_total", bad_total_now);
         let (offset, offset_after) = (hold("offset", before), hold("offset_after", after));
         let key = hold("key", key_now);
@@ -429,7 +454,7 @@ impl Module for Check {
         let (faulty, fault) = first_of(&[
             (sequence, code(Reject::OpcodeSequence)),
             (denied, code(Reject::AccessDenied)),
-            (not_ready, code(Reject::ReceiverNotReady)),
+            (not_ready, mux(h.raw, code(Reject::RawNoReceive), code(Reject::ReceiverNotReady))),
             (deep, code(Reject::ReadDepth)),
             (misshapen | bad_total, code(Reject::BadLength)),
             (unaligned, code(Reject::AtomicAlignment)),
@@ -437,9 +462,14 @@ impl Module for Check {
         ]);
         let rnr = (!sequence & !denied & not_ready).named("rnr");
         let access_fault = !any_of(&[sequence, denied, not_ready, deep, misshapen, bad_total, unaligned]);
-        let crowded = send & !io.room;
+        let raw_under_way = reg_init("raw_under_way", index_width(self.raw_share() + 1), 0);
+        let crowded = send & (!io.room | (h.raw & raw_under_way.eq(self.raw_share())));
         let accept = (in_order & !faulty & !crowded).named("accept");
-        let nak = (in_order & faulty).named("nak");
+        let nak = (in_order & faulty & !h.raw).named("nak");
+        let new_raw = (accept & h.raw).named("new_raw");
+        raw_under_way.set(
+            raw_under_way + new_raw.extend(raw_under_way.width()) - io.raw_over.extend(raw_under_way.width()),
+        );
         let fatal = (nak & !rnr).named("fatal");
         let again = asks & duplicate;
         let reack = (again & !denied & !misshapen & !keeps).named("reack");
@@ -473,6 +503,7 @@ impl Module for Check {
         });
         when(accept | nak | reack | rewind | nak_gap, || {
             verdict_valid.set(1);
+            verdict.raw.set(h.raw);
             verdict.action.set(mux(
                 accept,
                 mux(
@@ -492,7 +523,7 @@ impl Module for Check {
             verdict.first.set(opens);
             verdict.last.set(closes);
             verdict.fatal.set(fatal);
-            verdict.establishes.set(accept & in_rtr & !e.touched);
+            verdict.establishes.set(accept & in_rtr & !e.touched & !h.raw);
             verdict.syndrome.set(mux(
                 nak_gap,
                 lit(8, NAK_SEQUENCE),

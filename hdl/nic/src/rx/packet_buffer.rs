@@ -10,18 +10,17 @@
 //! In: frames from the mac, a beat per clock; they are never held up (`frame_ready` is constantly high). Out: `headers` of
 //! good packets, in order, eight clocks after the frame's last beat; one `reject` per frame that is not. A good frame
 //! that meets a full ring or no free slot is dropped whole and counted as BufferFull. Slots come back in any order, by
-//! two releasers at once; their room is reclaimed in order, one slot per clock. Bytes before the extension headers (at 64
-//! bit: the first 48) are not stored. The payload of a packet lies whole and in place from `headers` until its release; it
+//! two releasers at once; their room is reclaimed in order, one slot per clock. The whole frame is stored: of a raw one it
+//! is the payload. Half of ring and slots is RoCE's alone: a raw frame that finds the other half taken is BufferFull, too. The payload of a packet lies whole and in place from `headers` until its release; it
 //! may wrap around the end of the ring.
 //!
-//! Requirements: CARD PKT RESP
+//! Requirements: CARD PKT RAW RESP
 
 use crate::config::Config;
 use crate::flow::{Count, FrameBeat, Headers, Mark};
 use crate::prim::block_fifo::BlockFifo;
 use crate::rx::parse::Parse;
 use crate::rx::verify::Verify;
-use crate::tx::packetise::{BASE, at_least};
 use contract::{Reject, TraceEvent};
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, cat, delay_init, high, index_width, instance, lit, mux,
@@ -68,6 +67,9 @@ pub struct PacketBufferIo {
     /// Most bytes between Ethernet header and FCS.
     #[input(16)]
     pub port_mtu: Sig,
+    /// `contract::register::RAW_RECEIVE`.
+    #[input(32)]
+    pub raw_receive: Sig,
     /// Frames from the mac; always ready.
     #[sink(c.0.clone())]
     pub frame: Stream<FrameBeat>,
@@ -115,16 +117,9 @@ impl Module for PacketBuffer {
         let c = &self.0;
         let words = c.packet_buffer_bytes / c.data_bytes;
         let (bits, slot_bits) = (index_width(words), c.packet_slot_bits());
-        // beats before this one hold no payload
-        let skip = BASE / c.data_bytes;
-        // verify answers four clocks after the frame's last beat. Where no beat is skipped the next frame would be
-        // stored meanwhile: beats wait so that its first is stored in the very clock of the answer
-        let wait = if skip == 0 { 3 } else { 0 };
-        assert!(
-            skip == 0 || skip >= 4,
-            "packet buffer: data_bytes = {} is neither narrow nor wide",
-            c.data_bytes
-        );
+        // verify answers four clocks after the frame's last beat, and the next frame would be stored meanwhile: beats wait
+        // so that its first is stored in the very clock of the answer
+        let wait = 3;
 
         let parse = instance("parse", &Parse(c.clone()));
         parse.valid.set(io.frame.valid);
@@ -135,6 +130,7 @@ impl Module for PacketBuffer {
         verify.parsed.assign(&parse.parsed);
         verify.port_mac.set(io.port_mac);
         verify.port_mtu.set(io.port_mtu);
+        verify.raw_receive.set(io.raw_receive);
 
         // the ring: one bit more than the address tells full from empty
         let memory = Memory::new("ring", words, c.data_bits()).style("block");
@@ -145,14 +141,13 @@ impl Module for PacketBuffer {
         let store = late("store", parse.store);
         let data = late("store_data", parse.store_data);
         let last = late("store_last", parse.store_last);
-        let wanted = late("wanted", parse.store & at_least(parse.store_number, skip));
         let accept = hdl::wire("accept", 1);
         let at = mux(verify.done & !accept, start, tail).named("store_at");
         let full = (at - head).eq(u64::from(words)).named("full");
         let refused = reg_init("refused", 1, 0);
-        let refuse = wanted & (full | refused);
-        memory.write(wanted & !refuse, at.bits(0, bits), data);
-        tail.set(mux(wanted & !refuse, at + 1, at));
+        let refuse = store & (full | refused);
+        memory.write(store & !refuse, at.bits(0, bits), data);
+        tail.set(mux(store & !refuse, at + 1, at));
         when(refuse, || refused.set(1));
         when(store & last, || refused.set(0));
         let overflow = (wait..4)
@@ -182,7 +177,11 @@ impl Module for PacketBuffer {
         // whose headers wait has a slot, so this is never full: place may stand still for as long as there are slots
         let queue = instance("queue", &BlockFifo { depth: c.packet_slots, width: Headers::total_width(c) });
         let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
-        let room = !overflow & !no_slot;
+        // one that waits for its receive WQE holds up the room of all behind it
+        let raw_full =
+            (newest - oldest).ge(u64::from(c.packet_slots / 2)) | (tail - head).gt(u64::from(words / 2));
+        let raw_full = (verify.headers.raw & raw_full).named("raw_full");
+        let room = !overflow & !no_slot & !raw_full;
         hdl::assert_always("headers_find_a_place", !accept | queue.input.ready);
         accept.set(verify.done & verify.good & room);
         let slot = newest.bits(0, slot_bits);
@@ -192,7 +191,7 @@ impl Module for PacketBuffer {
             newest.set(newest + 1);
         });
         let stored_at = cat(&[start.bits(0, bits), lit(c.lane_bits(), 0)]);
-        let within = (verify.payload_at - u64::from(skip * c.data_bytes)).extend(c.packet_address_bits());
+        let within = verify.payload_at.extend(c.packet_address_bits());
         let headers = Headers { address: stored_at + within, slot, ..verify.headers };
         queue.input.valid.set(accept);
         queue.input.data.set(headers.to_bits());

@@ -26,7 +26,8 @@
 //!
 //! Faults found here: a message longer than its WQE (NAK 0x61, LOC_LEN_ERR; before any byte of that packet is written),
 //! an SGE whose key does not allow it (NAK 0x63, LOC_PROT_ERR), a WQE that could not be read (NAK 0x63, LOC_QP_OP_ERR). A
-//! SEND that check has NAKed in its midst completes with LOC_QP_OP_ERR. A fatal NAK raises an asynchronous event
+//! SEND that check has NAKed in its midst completes with LOC_QP_OP_ERR. Of a raw frame any of these ends the receive WQE
+//! alone, with that status and without a NAK. A fatal NAK raises an asynchronous event
 //! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63; the first packet of a QP in RTR COMM_EST) and kills the QP here at once: packets behind are
 //! discarded. An unpaid NAK is not overwritten by a re-acknowledgement, nor an unpaid ACK by one of an earlier PSN.
 //!
@@ -57,7 +58,7 @@
 //! from before it, and no receive WQE read is under way. Packets of a QP whose context no longer receives are discarded
 //! meanwhile.
 //!
-//! Requirements: ATOM CARD CMD ERR MEM QPS QUE READ REQ RESP
+//! Requirements: ATOM CARD CMD ERR MEM QPS QUE RAW READ REQ RESP
 
 use crate::config::Config;
 use crate::flow::{
@@ -186,6 +187,9 @@ pub struct PlaceIo {
     /// Which.
     #[output(c.config.packet_slot_bits())]
     pub release_slot: Sig,
+    /// Pulse: a raw frame is over, whatever became of it.
+    #[output]
+    pub raw_over: Sig,
     /// The oldest fence is through.
     #[output]
     pub fence_done: Sig,
@@ -293,6 +297,8 @@ struct Finish {
     solicited: Sig,
     /// A local invalidate.
     local: Sig,
+    /// A raw frame.
+    raw: Sig,
     /// Of its acknowledgement.
     #[shape(())]
     outer: Outer,
@@ -671,8 +677,9 @@ impl Module for Place {
 
         // push: a packet without (further) payload
         let pushing = at(Phase::Push).named("pushing");
-        let naks = is(&v, Action::Nak) | (fault & !own);
-        let fatal = (is(&v, Action::Nak) & v.fatal) | (fault & !own);
+        let refused = fault & !own & !v.raw;
+        let naks = is(&v, Action::Nak) | refused;
+        let fatal = (is(&v, Action::Nak) & v.fatal) | refused;
         let over_emitted = whole & !ends_key;
         finish.valid.set(pushing | (write_piece & payload.ready));
         finish.data.assign(&Finish {
@@ -727,6 +734,7 @@ impl Module for Place {
             with_inv: v.with_inv & !naks,
             solicited: v.solicited & !naks,
             local,
+            raw: v.raw,
             outer,
         });
         let pushed = (pushing & finish.ready).named("pushed");
@@ -934,6 +942,7 @@ impl Module for Place {
         when(spent & !io.written, || told.set(told - 1));
         io.release_valid.set((done | f_discard | f_read) & f.holds);
         io.release_slot.set(f.slot);
+        io.raw_over.set((done | f_discard) & f.raw);
         io.fence_done.set(f_fence);
         // reads stop for the fence from the moment it is behind the last parked packet
         let fencing = reg_init("fencing", 1, 0);

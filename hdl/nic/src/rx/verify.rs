@@ -1,4 +1,4 @@
-//! verify: is a whole frame a good RoCEv2 packet for this port?
+//! verify: is a whole frame a good RoCEv2 packet for this port, or one for the raw QP?
 //!
 //! In: [`Parsed`], one frame per clock at most. Out, three clocks later: `done` with either `good` and its headers, or
 //! the `reject` that names why not. The first of the rejects below that holds is the one counted:
@@ -12,24 +12,28 @@
 //! is check's matter. UDP checksum, ToS or traffic class, TTL or hop limit, flow label and a tag's priority are not
 //! looked at. IPv6 extension headers are NotRoce. Header fields that the opcode does not carry are zero.
 //!
-//! Requirements: ATOM CONG ICRC LINE NET PKT
+//! With a raw QP (`raw_receive`) what is WrongDestinationMac, NotRoce or of an IP shape that RoCE never has is a raw frame
+//! instead, if it is for the port's address, for all (broadcast, IPv6 all nodes) or for an IPv6 solicited node; or
+//! promiscuous. A RoCE packet for this port never is, whatever is wrong with it.
+//!
+//! Requirements: ATOM CONG ICRC LINE NET PKT RAW
 
 use crate::config::Config;
 use crate::flow::Headers;
 use crate::rx::parse::Parsed;
 use crate::tx::packetise::{BASE, opcode_is, sum16};
-use contract::Reject;
 use contract::opcode::Opcode;
 use contract::wire::{
-    AethBits, AtomicEthBits, BthBits, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP, Ipv4HeaderBits,
-    Ipv6HeaderBits, ROCE_PORT, RethBits, UdpHeaderBits,
+    AethBits, AtomicEthBits, BthBits, ETHERNET_BYTES, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP,
+    Ipv4HeaderBits, Ipv6HeaderBits, RAW_FRAME_MAX, ROCE_PORT, RethBits, UdpHeaderBits,
 };
-use hdl::{Bundle, Module, Ports, Sig, cat, delay, delay_init, lit, mux};
+use contract::{Reject, register};
+use hdl::{Bundle, Module, Ports, Sig, any_of, cat, delay, delay_init, lit, mux};
 
 /// Bytes of the shortest Ethernet frame, without FCS.
 const SHORTEST: u64 = 60;
 /// Ethernet header: what a frame without FCS is longer than its MTU.
-const ETHERNET: u64 = 14;
+const ETHERNET: u64 = ETHERNET_BYTES as u64;
 /// Bytes behind the IP header of a packet of headers alone: UDP, BTH, ICRC.
 const LEAST: u64 = 24;
 
@@ -53,10 +57,13 @@ pub struct VerifyIo {
     /// Most bytes between Ethernet header and FCS.
     #[input(16)]
     pub port_mtu: Sig,
+    /// `contract::register::RAW_RECEIVE`.
+    #[input(32)]
+    pub raw_receive: Sig,
     /// The judgement is here.
     #[output]
     pub done: Sig,
-    /// The packet is good.
+    /// The packet is good, or a raw frame.
     #[output]
     pub good: Sig,
     /// Code of the `contract::Reject` if it is not.
@@ -110,6 +117,16 @@ impl Module for Verify {
         let damaged = ask("fcs", p.damaged);
         let oversize = ask("oversize", p.length.gt(mux(tagged, most + 4, most)));
         let mac = ask("mac", ethernet.destination.ne(io.port_mac));
+        let group = |prefix: u64, bits: u32| ethernet.destination.bits(48 - bits, bits).eq(prefix);
+        let for_us = any_of(&[
+            ethernet.destination.eq(io.port_mac),
+            ethernet.destination.all(),
+            group(0x3333_0000_0001, 48),
+            group(0x33_33ff, 24),
+            io.raw_receive.bit(register::RAW_PROMISCUOUS.ilog2()),
+        ]);
+        let raw_wanted = delay("raw_wanted", for_us & io.raw_receive.bit(register::RAW_ENABLE.ilog2()));
+        let raw_long = delay("raw_long", p.length.gt(RAW_FRAME_MAX as u64 + fcs));
         let ethertype = ask("ethertype", !ipv6 & ethernet.ethertype.ne(u64::from(ETHERTYPE_IPV4)));
         let fragment = ip.more_fragments | ip.fragment_offset.any();
         let shape_4 = ip.version.ne(4) | ip.ihl.ne(5) | fragment;
@@ -132,7 +149,12 @@ impl Module for Verify {
         let has_checksum = delay("has_checksum", !ipv6);
         let length = delay("length_1", (p.length - fcs).bits(0, 16));
 
-        // 2: the opcode's headers, the IP checksum
+        // 2: a raw frame?
+        let not_ours = (raw_wanted & (mac | ethertype | ip_shape | port)).named("not_ours");
+        let too_long = oversize | (not_ours & raw_long);
+        let raw = (not_ours & !any_of(&[cut, runt, damaged, too_long])).named("raw");
+
+        // the opcode's headers, the IP checksum
         let row = |f: fn(&contract::opcode::OpcodeRow) -> bool| opcode_is(bth.opcode, f);
         let (reth, atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
         let (deth, aeth) = (row(|r| r.headers.deth), row(|r| r.headers.aeth));
@@ -154,10 +176,11 @@ impl Module for Verify {
         let immediate =
             mux(reth, extension.bits(64, 32), mux(deth, extension.bits(128, 32), extension.bits(192, 32)));
         let headers = Headers {
-            dest_qpn: bth.dest_qp,
-            opcode: bth.opcode,
-            solicited: bth.solicited,
-            ack_req: bth.ack_req,
+            raw,
+            dest_qpn: mux(raw, io.raw_receive.bits(0, 24), bth.dest_qp),
+            opcode: mux(raw, u64::from(Opcode::RcSendOnly.code()), bth.opcode),
+            solicited: bth.solicited & !raw,
+            ack_req: bth.ack_req & !raw,
             pad: bth.pad_count,
             pkey: bth.pkey,
             psn: bth.psn,
@@ -173,7 +196,7 @@ impl Module for Verify {
             value: only(atomic, operands.swap_or_add) | only(atomic_ack, extension.bits(128, 64)),
             compare: only(atomic, operands.compare),
             address: lit(self.0.packet_address_bits(), 0),
-            length: (after_least - spent).bits(0, 14),
+            length: mux(raw, length, after_least - spent).bits(0, 14),
             slot: lit(self.0.packet_slot_bits(), 0),
         };
         let sum = sums[0].extend(18) + sums[1].extend(18);
@@ -183,7 +206,7 @@ impl Module for Verify {
             (cut, Reject::BufferFull),
             (runt, Reject::Runt),
             (damaged, Reject::BadFcs),
-            (oversize, Reject::Oversize),
+            (too_long, Reject::Oversize),
             (mac, Reject::WrongDestinationMac),
             (ethertype, Reject::NotRoce),
             (ip_shape | (has_checksum & checksum.ne(0xffff)), Reject::BadIpHeader),
@@ -203,7 +226,7 @@ impl Module for Verify {
             .iter()
             .rev()
             .fold(lit(6, 0), |rest, (fail, reject)| mux(*fail, u64::from(reject.code()), rest));
-        let good = !hdl::any_of(&fails.map(|f| f.0));
+        let good = delay("is_raw", raw) | !any_of(&fails.map(|f| f.0));
         let kept = Headers::regs(&self.0, "kept");
         kept.assign(&headers);
         let out = Headers::regs(&self.0, "judged");
@@ -212,7 +235,7 @@ impl Module for Verify {
         let base = |n: u32| lit(7, u64::from(BASE + n));
         let base = mux(ipv6, mux(tagged, base(24), base(20)), mux(tagged, base(4), base(0)));
         let base = delay("base", base);
-        let payload_at = delay("payload_at_2", extension_bytes.extend(7) + base);
+        let payload_at = delay("payload_at_2", mux(raw, lit(7, 0), extension_bytes.extend(7) + base));
         io.payload_at.set(delay("payload_at_3", payload_at));
         io.good.set(delay("is_good", good));
         io.reject.set(delay("first_reject", reject));

@@ -23,6 +23,10 @@
 //! is left to hear of it. The slot is freed only when all of its reads are over. The fence token takes a slot and leaves in
 //! order, when all frames before it are out.
 //!
+//! A raw frame is all payload: its byte 0 lies in lane 0. When it leaves, acknowledge is told first, by a fault that is none
+//! (status 0): its memory is the program's again, and nothing holds the frame back. A piece of it ends after 4096 bytes at the
+//! latest, which is what one read brings.
+//!
 //! The key of a READ response is the peer's and must allow REMOTE_READ now, whatever it allowed when check took the
 //! request. One that fails leaves in its order all the same, as NAK 0x62 (key) or 0x63 (read), behind its fault, which
 //! carries the status that the peer will see.
@@ -34,7 +38,7 @@
 //! behind the fourth, 1 + (words written, and one where payload moves down a lane) with inline data, 2 without payload; across QPs and within one. Latency from
 //! Segment to first read: 4 clocks (with the FIFO). Back-pressure: no slot, no room, `request`, `fill`; `slot`, `fault`.
 //!
-//! Requirements: CARD CMD ERR MEM READ REQ RESP
+//! Requirements: CARD CMD ERR MEM RAW READ REQ RESP
 
 use crate::config::Config;
 use crate::flow::{
@@ -57,6 +61,9 @@ use hdl::{
 /// What this stage may count.
 pub const REJECTS: &[Reject] =
     &[Reject::SglKey, Reject::GatherFailed, Reject::SglTooShort, Reject::WrongQpState];
+
+/// Most bytes of one read.
+const MOST_READ: u64 = 4096;
 
 /// The gather stage.
 #[derive(Clone, Debug)]
@@ -99,7 +106,7 @@ pub struct GatherIo {
     /// Pulse: packetise has read the payload of the oldest frame taken.
     #[input]
     pub sent: Sig,
-    /// WQEs that cannot be sent, READs that cannot be answered.
+    /// WQEs that cannot be sent, READs that cannot be answered, raw frames that are sent.
     #[source(c.0.clone())]
     pub fault: Stream<Fault>,
     /// Pulse: the oldest of what segment gave is gone: taken by packetise or dropped.
@@ -193,7 +200,7 @@ impl Module for Gather {
         // clock 0: where and how much
         let phase = reg_init("phase", 2, 0);
         io.read_qp.set(packet.qp);
-        let lane = header_bytes(&packet.outer, packet.opcode).bits(0, lane_bits);
+        let lane = header_bytes(packet).bits(0, lane_bits);
         let bytes = lane.extend(14) + packet.length.extend(14) + u64::from(c.data_bytes - 1);
         let words = mux(
             packet.length.any() & !packet.fence,
@@ -265,15 +272,18 @@ impl Module for Gather {
         let step = (open & fifo.level.lt(2) & (!further | (whole & io.words.valid))).named("step");
         let takes_half = open & further & !whole;
         when(takes_half & io.words.valid, || half.0.set(io.words.data.bits(0, 64)));
-        when(reserve | step, || half.1.set(0)).elif(takes_half & io.words.valid, || half.1.set(1));
         let sge = SgeBits::unpack(
             mux(further, sge_word, select(index.bits(0, index_width(c.sges)), &list)).named("sge"),
         );
         let inside = skip.lt(sge.length);
         let available = sge.length - skip;
-        let takes = mux(available.lt(remain.extend(32)), available.bits(0, 13), remain).named("takes");
+        let rest = mux(remain.gt(MOST_READ), lit(13, MOST_READ), remain);
+        let takes = mux(available.lt(rest.extend(32)), available.bits(0, 13), rest).named("takes");
         let left = mux(inside, remain - takes, remain).named("left");
-        let ends = left.none() | index.eq(segment.more + u64::from(c.sges - 1));
+        // more of this SGE is wanted than one read brings
+        let stays = (inside & available.gt(takes.extend(32)) & left.any()).named("stays_in_sge");
+        when(reserve | (step & !stays), || half.1.set(0)).elif(takes_half & io.words.valid, || half.1.set(1));
+        let ends = left.none() | (index.eq(segment.more + u64::from(c.sges - 1)) & !stays);
         let to_take = reg("words_to_take", 8);
         let words_left = mux(phase.eq(1), brings, to_take.any());
         let piece = Piece::regs(c, "piece");
@@ -288,8 +298,8 @@ impl Module for Gather {
                 address: at,
                 remote: segment.responds,
             });
-            index.set(index + 1);
-            skip.set(mux(inside, lit(32, 0), skip - sge.length));
+            index.set(index + (!stays).extend(5));
+            skip.set(mux(stays, skip + takes.extend(32), mux(inside, lit(32, 0), skip - sge.length)));
             remain.set(left);
             when(inside, || at.set((at.extend(16) + takes.extend(16)).bits(0, at.width())));
             when(ends, || phase.set(mux(words_left, lit(2, 3), lit(2, 0))));
@@ -305,7 +315,12 @@ impl Module for Gather {
             .map(|by| bits - by * 8)
             .map(|low| cat(&[io.words.data.bits(0, low), io.words.data.bits(low, bits - low)]))
             .collect();
-        let rotated = select(turned.bits(2, lane_bits - 2), &rotated).named("rotated");
+        let rotated = select(turned.bits(2, lane_bits - 2), &rotated);
+        // those of a raw frame, none
+        let word = io.words.data;
+        let by = from * 8;
+        let aligned = if by == 0 { word } else { cat(&[word.bits(0, by), word.bits(by, bits - by)]) };
+        let rotated = mux(packet.raw, aligned, rotated).named("rotated");
         let (carry, primed) = (reg("carry", bits), reg_init("primed", 1, 0));
         let to_fill = reg("words_to_fill", word_bits + 1);
         // from the reservation on, which sets what is still to be done
@@ -315,7 +330,7 @@ impl Module for Gather {
         let fills = (primed & !begins) | at_least(lane, from);
         let takes_word = begins | to_take.any();
         io.fill.valid.set(own & fills & (io.words.valid | !takes_word));
-        let spent = takes_half | (step & further & spends) | (phase.eq(3) & takes_word);
+        let spent = takes_half | (step & further & spends & !stays) | (phase.eq(3) & takes_word);
         io.words.ready.set(spent | (own & takes_word & (io.fill.ready | !fills)));
         let lanes: Vec<Sig> = (0..c.data_bytes)
             .rev()
@@ -427,8 +442,10 @@ impl Module for Gather {
         let complete = (over & !dropped).named("complete");
         // a response that failed: the fault first, then its NAK in its place
         let refuses = (faulty & leaving.responds).named("refuses");
+        // a raw frame: acknowledge first, then the frame
+        let departs = (leaving.packet.raw & !faulty).named("departs");
         let told = reg_init("fault_told", 1, 0);
-        when(io.fault.moves() & refuses, || told.set(1));
+        when(io.fault.moves() & (refuses | departs), || told.set(1));
         when(io.slot.moves(), || told.set(0));
         let nak = PacketFields {
             opcode: lit(8, u64::from(Opcode::RcAcknowledge.code())),
@@ -440,12 +457,12 @@ impl Module for Gather {
             length: lit(13, 0),
             ..leaving.packet
         };
-        io.slot.valid.set(complete & (!faulty | told));
+        io.slot.valid.set(complete & (!(faulty | departs) | told));
         io.slot.data.assign(&TransmitSlot {
             packet: nak.or_else(c, refuses, &leaving.packet),
             address: leaving.address,
         });
-        io.fault.valid.set(complete & faulty & !told);
+        io.fault.valid.set(complete & (faulty | departs) & !told);
         io.fault.data.responds.set(leaving.responds);
         io.fault.data.invalidates.set(low());
         io.fault.data.qp.set(leaving.packet.qp);
@@ -457,7 +474,11 @@ impl Module for Gather {
         io.fault.data.status.set(mux(
             leaving.responds,
             mux(key_fault, status(WcStatus::RemAccessErr), status(WcStatus::RemOpErr)),
-            mux(short_fault & !key_fault, status(WcStatus::LocLenErr), status(WcStatus::LocProtErr)),
+            mux(
+                departs,
+                status(WcStatus::Success),
+                mux(short_fault & !key_fault, status(WcStatus::LocLenErr), status(WcStatus::LocProtErr)),
+            ),
         ));
         let why = mux(
             key_fault,
@@ -465,9 +486,9 @@ impl Module for Gather {
             mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
         );
         io.fault.data.cause.set(cause(why));
-        io.count.valid.set(io.fault.moves() | dropped);
+        io.count.valid.set((io.fault.moves() & !departs) | dropped);
         io.count.index.set(mux(at_out(orphan), code(Reject::WrongQpState), why));
-        let leaves = (io.slot.moves() | (io.fault.moves() & !refuses) | dropped).named("leaves");
+        let leaves = (io.slot.moves() | (io.fault.moves() & !refuses & !departs) | dropped).named("leaves");
         io.gone.set(leaves);
         when(leaves, || out.set(out + 1));
         let skips = (faulty & !refuses) | dropped | leaving.packet.fence;

@@ -8,7 +8,7 @@
 //! In: packets without payload (`control`: ACK, NAK; they go first), packets whose payload lies whole in the transmit
 //! buffer (`data`), and the fence token, which is reported by `fence_done` once every packet before it is out. Out:
 //! Ethernet | 802.1Q tag | IPv4 or IPv6 | UDP | BTH | RETH, AtomicETH or AETH | ImmDt or AtomicAckETH | payload | pad | ICRC, without FCS and without
-//! padding to 60 bytes; tag and IP version as the QP's rights say.
+//! padding to 60 bytes; tag and IP version as the QP's rights say. Of a raw packet: the payload.
 //! One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
 //! it and takes 3 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 3
 //! clocks. From accept to the first beat: 7 clocks. The IPv4 checksum is there one clock behind the header, in time for
@@ -17,7 +17,7 @@
 //!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
 //!
-//! Requirements: ATOM ICRC LINE NET PKT RESP
+//! Requirements: ATOM ICRC LINE NET PKT RAW RESP
 
 use crate::config::Config;
 use crate::flow::{FrameBeat, Mark, Outer, PacketFields, TransmitSlot};
@@ -117,21 +117,23 @@ pub fn opcode_is(opcode: Sig, f: impl Fn(&OpcodeRow) -> bool) -> Sig {
     any_of(&hits)
 }
 
-/// Bytes before the payload, 7 bits: 54 to 106. gather aligns by it.
-pub fn header_bytes(outer: &Outer, opcode: Sig) -> Sig {
+/// Bytes before the payload, 7 bits: 54 to 106, or 0. gather aligns by it.
+pub fn header_bytes(packet: &PacketFields) -> Sig {
+    let (outer, opcode) = (&packet.outer, packet.opcode);
     let reth = opcode_is(opcode, |r| r.headers.reth);
     let aeth = opcode_is(opcode, |r| r.headers.aeth);
     let imm = opcode_is(opcode, |r| r.headers.immdt || r.headers.ieth);
     let atomic = opcode_is(opcode, |r| r.headers.atomic);
     let atomic_ack = opcode_is(opcode, |r| r.headers.atomic_ack);
-    lit(7, u64::from(BASE))
+    let bytes = lit(7, u64::from(BASE))
         + mux(atomic, lit(7, 28), lit(7, 0))
         + cat(&[atomic_ack, lit(3, 0)]).extend(7)
         + cat(&[reth, lit(4, 0)]).extend(7)
         + cat(&[aeth, low(), low()]).extend(7)
         + cat(&[imm, low(), low()]).extend(7)
         + cat(&[outer.tagged, low(), low()]).extend(7)
-        + mux(outer.ipv6, lit(7, 20), lit(7, 0))
+        + mux(outer.ipv6, lit(7, 20), lit(7, 0));
+    mux(packet.raw, lit(7, 0), bytes)
 }
 
 /// First byte of the IP header, then of the UDP header, for each kind of frame, in the order of [`by_outer`].
@@ -253,18 +255,21 @@ impl Module for Packetise {
         let row = |f: fn(&OpcodeRow) -> bool| opcode_is(packet.opcode, f);
         let (has_reth, has_atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
         let has_aeth = row(|r| r.headers.aeth);
+        let raw = packet.raw;
         let pad = lit(2, 0) - packet.length.bits(0, 2);
         let position = |name: &str| reg(name, POSITION);
         let (head, end, icrc_at, frame_end) =
             (position("header_end"), position("payload_end"), position("icrc_at"), position("frame_end"));
         let outer = &packet.outer;
-        let header = header_bytes(outer, packet.opcode).extend(POSITION);
+        let header = header_bytes(&packet).extend(POSITION);
         let payload = packet.length.extend(POSITION);
         when(phase.eq(1), || {
             head.set(header);
             end.set(header + payload);
-            icrc_at.set(header + payload + pad.extend(POSITION));
-            frame_end.set(header + payload + pad.extend(POSITION) + 4);
+            // of a raw frame, where it ends or behind
+            let trailer = header + payload + pad.extend(POSITION);
+            icrc_at.set(trailer);
+            frame_end.set(mux(raw, payload, trailer + 4));
         });
 
         // 2, 3 and the clock behind: IPv4 checksum

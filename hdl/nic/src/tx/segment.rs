@@ -50,6 +50,9 @@
 //! behind payload; `room` tells schedule in time, so that this is rare. If both want `data`, they take turns. Only a full `control`, `kick`, `fault` or a fence
 //! before a full `data` hold the stage.
 //!
+//! A WQE of a raw QP is a SEND whose message is a frame, of 14 bytes to the port's MTU and 14 (8191 at most): one packet
+//! with a PSN that only this card sees. gather tells acknowledge when it is on its way; nothing answers it, nothing repeats it.
+//!
 //! `tx.halt` stops new WQEs; replay of those before the bad one goes on, so that they can complete.
 //! AckReq: last packet of a message, every 16th without, and the packet that closes the window (`max_inflight`): without
 //! it a window smaller than a message would wait for the timeout.
@@ -60,9 +63,9 @@
 //!
 //! What acknowledge owes this stage: a wake after every write of `requester`.
 //!
-//! Not in this version: transports but RC.
+//! Not in this version: UC, UD.
 //!
-//! Requirements: ATOM CARD CMD ERR PKT QPS QUE READ REQ RESP TIM
+//! Requirements: ATOM CARD CMD ERR PKT QPS QUE RAW READ REQ RESP TIM
 
 use crate::config::Config;
 use crate::flow::{
@@ -77,6 +80,7 @@ use crate::qp::{
 };
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::ring::{AtomicOperandsBits, MAX_INLINE, MAX_SGE, SendWqeBits, SgeBits};
+use contract::wire::{ETHERNET_BYTES, RAW_FRAME_MAX};
 use contract::{
     AsyncEvent, EventKind, Opcode, QpState, Reject, Syndrome, TraceEvent, Transport, WcOpcode, WcStatus,
     WrOpcode,
@@ -152,6 +156,9 @@ pub struct SegmentIo {
     /// Pulse: gather has handed on, or dropped, the oldest packet of `data`.
     #[input]
     pub gone: Sig,
+    /// Most bytes between Ethernet header and FCS.
+    #[input(16)]
+    pub port_mtu: Sig,
     /// Writes the record memory.
     #[output(StateShape { address: c.0.record_bits(), width: Record::total_width(&()) })]
     pub record_write: StateWrite,
@@ -336,7 +343,8 @@ impl Module for Segment {
         let position = computed("position", position_now);
         let longest = ((wqe.length - 1) >> shift).bits(0, PSN);
         // packets less one
-        let packets_now = mux(wqe.length.any(), longest, lit(PSN, 0));
+        let raw = rights.transport.eq(Transport::Raw as u64).named("is_raw");
+        let packets_now = mux(wqe.length.any() & !raw, longest, lit(PSN, 0));
         let packets = computed("packets_less_one", packets_now);
         let offset = computed("offset", position_now.extend(32) << shift);
         let mtu = computed("path_mtu", lit(13, 1) << shift);
@@ -356,10 +364,9 @@ impl Module for Segment {
         let may_send = computed(
             "may_send",
             rights.valid
-                & rights.transport.eq(Transport::Rc as u64)
+                & (rights.transport.eq(Transport::Rc as u64) | raw)
                 & (state_is(QpState::Rts) | (state_is(QpState::Sqd) & !fresh_now))
-                & rights.path_mtu.ge(1)
-                & rights.path_mtu.le(5)
+                & ((rights.path_mtu.ge(1) & rights.path_mtu.le(5)) | raw)
                 & !requester.halt
                 & !placed.halt
                 & !requester.waiting
@@ -392,13 +399,21 @@ impl Module for Segment {
         let most_inline =
             mux(stride.le(6), lit(32, 32), mux(stride.eq(7), lit(32, 96), lit(32, MAX_INLINE.into())));
         let no_room = mux(wqe.inline, wqe.length.gt(most_inline), wqe.num_sge.gt(fit));
-        let too_long = no_room | wqe.length.gt(1u32 << 31) | no_atomic;
+        let frame_most = io.port_mtu.extend(32) + ETHERNET_BYTES as u64;
+        let no_frame = wqe.length.lt(ETHERNET_BYTES as u64)
+            | wqe.length.gt(frame_most)
+            | wqe.length.gt(RAW_FRAME_MAX as u64);
+        let too_long = no_room | wqe.length.gt(1u32 << 31) | no_atomic | (raw & no_frame);
         let code = |r: Reject| lit(6, r as u64);
         let wrong_index = wqe.index.ne(tx.cursor_wqe);
         // READs of a QP that may have none outstanding would wait for ever
         let unknown_opcode = wqe.opcode.gt(WrOpcode::AtomicFetchAndAdd as u64) & !is_local & !with_inv;
-        let wrong_opcode =
-            unknown_opcode | (is_read & (rights.max_rd_atomic.none() | wqe.inline)) | (is_local & wqe.inline);
+        let wrong_opcode = any_of(&[
+            unknown_opcode,
+            is_read & (rights.max_rd_atomic.none() | wqe.inline),
+            is_local & wqe.inline,
+            raw & wqe.opcode.ne(WrOpcode::Send as u64),
+        ]);
         let bad = computed("bad", work.failed | wrong_index | wrong_opcode | too_long);
         let reason = computed(
             "reason",
@@ -562,6 +577,7 @@ impl Module for Segment {
                 value: atomic.swap_or_add,
                 compare: atomic.compare,
                 length: mux(is_read, lit(13, 0), mux(is_last, (wqe.length - offset).bits(0, 13), mtu)),
+                raw: raw & !work.fence,
             },
             wqe_index: tx.cursor_wqe,
             offset,

@@ -490,8 +490,12 @@ impl Ip {
     /// the neighbour table does not know.
     ///
     /// # Errors
-    /// The card has no raw QPs, the context is not the card's first user, too many addresses, or as of any QP.
+    /// The card has no raw QPs or another stack, the context is not the card's first user, too many addresses, or as of any
+    /// QP.
     pub fn start(context: &Context, addresses: &[IpNet]) -> Result<Arc<Ip>> {
+        if lock(&context.inner.ip).strong_count() > 0 {
+            return Err(Error::Unsupported { operation: "start an IP stack", what: "two of them at once" });
+        }
         let mut port = Port::open(context)?;
         let now = instant(context.now());
         let config = Config::new(HardwareAddress::Ethernet(port.mac()));

@@ -112,6 +112,16 @@ fn join(story: &mut Story, sides: &[Side], qp: impl Fn(&Side) -> &Qp) {
     }
 }
 
+/// A frame that a reset cut short is completed by what follows it, and dropped by the peer: whatever it looks like.
+const CUT: &[Reject] = &[
+    Reject::BadIcrc,
+    Reject::BadIpHeader,
+    Reject::BadUdpLength,
+    Reject::NotRoce,
+    Reject::Oversize,
+    Reject::Runt,
+];
+
 /// Two sides, and what was seen of them.
 struct Stage {
     name: &'static str,
@@ -177,6 +187,21 @@ impl Stage {
             let bytes = self.sides[1 - i].host.memory.to_vec(0..12_000).expect("inside");
             self.story.memory_matches(&self.sides[i].host.memory, 100_000, &bytes);
         }
+    }
+
+    /// A new driver in the place of one that may do no more.
+    fn starts_anew(&mut self, card: usize, gone: Side) {
+        // what is left of the driver touches the card no more: its context is closed first
+        gone.host.context.clone().close().expect("close");
+        drop(gone);
+        self.story.wait(10 * US);
+        let side = Side::start(&mut self.story, card);
+        self.sides.insert(card, side);
+        let events = self.story.takes_events(card);
+        let reset = |e: &Event| matches!(e, Event::ResetStarted { .. } | Event::ResetDone { .. });
+        assert!(events.iter().all(reset), "{}: {events:?}", self.name);
+        join(&mut self.story, &self.sides, |side| &side.bystander);
+        self.sides.iter().for_each(|side| drain(&side.host.cq));
     }
 
     /// All comes to rest, no read is without an end; with `counters`, each saw what the other sent.
@@ -297,9 +322,9 @@ fn a_pcie_link_that_goes_down_under_traffic_fails_what_was_under_way_and_no_more
         stage.memory_is_left_alone(side);
         let events = stage.story.takes_events(side);
         assert!(events.iter().all(|e| matches!(e, Event::Link { .. })), "{events:?}");
-        // whoever shared the link starts again
-        join(&mut stage.story, &stage.sides, |side| &side.bystander);
-        stage.sides.iter().for_each(|side| drain(&side.host.cq));
+        // completions that were on their way are lost, and their CQs wait for them until they overflow
+        let gone = stage.sides.remove(side);
+        stage.starts_anew(side, gone);
     }
     let lost = [
         Reject::CompletionTimeout,
@@ -309,7 +334,7 @@ fn a_pcie_link_that_goes_down_under_traffic_fails_what_was_under_way_and_no_more
         Reject::WqeFetchFailed,
         Reject::BufferFull,
     ];
-    stage.close(&lost, true);
+    stage.close(&[&lost[..], CUT].concat(), false);
 }
 
 /// Card 0 loses its driver in the midst of traffic by `how`, and gets a new one.
@@ -321,30 +346,11 @@ fn restarts(name: &'static str, how: impl Fn(&mut Story, usize)) {
         let start = stage.story.now();
         how(&mut stage.story, i);
         stage.worst = stage.worst.max(stage.story.now() - start);
-        // what is left of the driver touches the card no more: its context is closed first
-        gone.host.context.clone().close().expect("close");
-        drop(gone);
-        stage.story.wait(10 * US);
-        let events = stage.story.takes_events(0);
-        let reset = |e: &Event| matches!(e, Event::ResetStarted { .. } | Event::ResetDone { .. });
-        assert!(events.iter().all(reset), "{name}: {events:?}");
-        let side = Side::start(&mut stage.story, 0);
-        stage.sides.insert(0, side);
-        join(&mut stage.story, &stage.sides, |side| &side.bystander);
-        stage.sides.iter().for_each(|side| drain(&side.host.cq));
+        stage.starts_anew(0, gone);
     }
     stage.traffic();
     stage.bystanders_succeed();
-    // a frame that the reset cut short is completed by what follows it, and dropped by the peer: whatever it looks like
-    let cut = [
-        Reject::BadIcrc,
-        Reject::BadIpHeader,
-        Reject::BadUdpLength,
-        Reject::NotRoce,
-        Reject::Oversize,
-        Reject::Runt,
-    ];
-    stage.close(&cut, false);
+    stage.close(CUT, false);
 }
 
 /// Until the function is out of its reset.

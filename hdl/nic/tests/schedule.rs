@@ -381,6 +381,7 @@ impl Module for Front {
         fetch.inline_index.set(segment.inline_index);
         segment.inline_word.set(fetch.inline_word);
         segment.words.ready.set(1);
+        segment.port_mtu.set(4096);
         fetch.pushed.valid.set(0);
         fetch.pushed.data.assign_zero();
         fetch.pushed_word.valid.set(0);

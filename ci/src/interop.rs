@@ -11,7 +11,7 @@
 //! has permanent neighbour entries, the card's programs a table.
 //!
 //! Out: a step per cell, then the judgement of all captures by tshark and the independent ICRC; a run of all cells writes
-//! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` those of `cargo ci test`; with `--or-skip` a
+//! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` eight of all kinds; with `--or-skip` a
 //! machine that cannot fetch the packages is no failure. Time is the wall clock's wherever card and wire are quiet,
 //! so a kernel's timers mean what they say; a wire with faults draws them from the cell's seed, but which frame meets which
 //! draw depends on both machines. All traffic is on loopback, and everything it starts ends with it.
@@ -55,7 +55,7 @@ const RESULTS: &str = "docs/interop.md";
 /// Connections one after another.
 const CYCLES: u32 = 1000;
 
-/// What `cargo ci test` runs: each program and operation, both directions, both families, faults, refusals.
+/// For a quick look: each program and operation, both directions, both families, faults, refusals.
 const SAMPLE: [&str; 8] = [
     "card-pingpong-4096-hostile",
     "kernel-pingpong-4096-ipv6",

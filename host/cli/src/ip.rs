@@ -15,7 +15,7 @@ use host::{Context, DeviceAddress, Ip, IpNet, OwnAddress, OwnAddresses};
 use serde_json::json;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Which card, and what to do.
 #[derive(Debug, Args)]
@@ -99,10 +99,12 @@ pub fn run(args: &IpArgs) -> anyhow::Result<()> {
             let ip = open(&device()?)?;
             let addresses: Vec<String> = ip.addresses().iter().map(ToString::to_string).collect();
             println!("answers for {}", addresses.join(" "));
-            let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
             let _serving = ip.serve();
-            while end.is_none_or(|end| Instant::now() < end) {
-                std::thread::sleep(Duration::from_millis(100));
+            match seconds {
+                Some(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
+                None => loop {
+                    std::thread::park();
+                },
             }
             Ok(())
         }

@@ -27,6 +27,15 @@ fn start<M: hdl::Module>(m: &M) -> Interpreter {
     s
 }
 
+/// `Command` with rings of four entries.
+fn commanded(c: Config) -> Interpreter {
+    let mut s = start(&Command { c, initialised: 2 });
+    s.poke("command_base", 0x10_0000);
+    s.poke("response_base", 0x20_0000);
+    s.poke("log_depth", 2);
+    s
+}
+
 /// Clocks until `f` holds; fails after `limit`.
 fn until(s: &mut Interpreter, limit: u32, what: &str, mut f: impl FnMut(&mut Interpreter) -> bool) {
     for _ in 0..limit {
@@ -1035,10 +1044,7 @@ fn command(
 #[test]
 fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
     for c in [Config::small(), Config::full()] {
-        let mut s = start(&Command { c, initialised: 2 });
-        s.poke("command_base", 0x10_0000);
-        s.poke("response_base", 0x20_0000);
-        s.poke("log_depth", 2);
+        let mut s = commanded(c);
         let mut n = 0;
         let words = |bytes: &[u8]| -> [u64; 16] {
             let mut w = [0; 16];
@@ -1121,10 +1127,7 @@ fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
 
 #[test]
 fn a_key_ends_between_the_words_of_commands_and_its_region_stays() {
-    let mut s = start(&Command { c: Config::small(), initialised: 2 });
-    s.poke("command_base", 0x10_0000);
-    s.poke("response_base", 0x20_0000);
-    s.poke("log_depth", 2);
+    let mut s = commanded(Config::small());
     let mut n = 0;
     let region =
         MrEntry { valid: true, tag: 9, access: 0x83, pd: 4, va: 1, length: 2, iova: 3, ..MrEntry::default() };
@@ -1181,10 +1184,7 @@ fn a_key_ends_between_the_words_of_commands_and_its_region_stays() {
 
 #[test]
 fn of_a_cq_only_its_moderation_can_be_modified() {
-    let mut s = start(&Command { c: Config::small(), initialised: 2 });
-    s.poke("command_base", 0x10_0000);
-    s.poke("response_base", 0x20_0000);
-    s.poke("log_depth", 2);
+    let mut s = commanded(Config::small());
     let mut n = 0;
     let entry = |opcode: CommandOpcode, word_mask| CommandEntry {
         opcode: opcode as u8,
@@ -1213,10 +1213,7 @@ fn of_a_cq_only_its_moderation_can_be_modified() {
 
 #[test]
 fn a_command_that_cannot_be_read_is_answered_as_internal_and_counted_and_the_next_one_is_executed() {
-    let mut s = start(&Command { c: Config::small(), initialised: 2 });
-    s.poke("command_base", 0x10_0000);
-    s.poke("response_base", 0x20_0000);
-    s.poke("log_depth", 2);
+    let mut s = commanded(Config::small());
     let mut n = 0;
     let entry = CommandEntry {
         opcode: CommandOpcode::CreateEq as u8,
@@ -1259,10 +1256,7 @@ fn a_command_that_cannot_be_read_is_answered_as_internal_and_counted_and_the_nex
 #[test]
 fn a_qp_of_raw_frames_belongs_to_the_drivers_page_or_is_not_made() {
     for c in [Config::small(), Config::full()] {
-        let mut s = start(&Command { c, initialised: 2 });
-        s.poke("command_base", 0x10_0000);
-        s.poke("response_base", 0x20_0000);
-        s.poke("log_depth", 2);
+        let mut s = commanded(c);
         let mut n = 0;
         let mut run = |opcode: CommandOpcode, mask: u16, transport: Transport, page: u16, state: QpState| {
             let mut qp = QpContext::default();

@@ -428,6 +428,12 @@ impl Module for Command {
             any_of(&pairs).named("legal")
         };
 
+        // words of the context, and the quadword after `at` in their order
+        let of = |t: Table| table_of.eq(t as u64);
+        let words = mux(of(Table::Cq), lit(5, 3), mux(of(Table::Mr), lit(5, 4), lit(5, 2)));
+        let words = mux(is_qp, lit(5, 16), words).named("words");
+        let next_at = mux(at.eq(words + 1), lit(5, 2), at + 1).named("next_at");
+
         phase.switch(|p| match p {
             Phase::Clear => {
                 table.valid.set(high());
@@ -488,8 +494,8 @@ impl Module for Command {
             }
             Phase::Look => {
                 // the object's word arrives for Judge; the words of the context start at quadword 2
-                at.set(2);
-                word.set(0);
+                at.set(mux(sets_port, lit(5, 2), lit(5, 3)));
+                word.set(1);
                 quarter.set(0);
                 fail(CommandStatus::Ok);
                 phase.set(Phase::Judge);
@@ -536,15 +542,13 @@ impl Module for Command {
                     phase.set(Phase::Fence);
                 })
                 .otherwise(|| phase.set(Phase::Query));
-                when(creates | modifies | sets_port, || at.set(3));
+                when(creates | modifies, || at.set(next_at));
             }
-            // one context word per clock: `quad` is word `word`
+            // one context word per clock: `quad` is word `word`. Word 0, which makes the object valid, is the last one:
+            // a key that somebody guesses never meets the address of the region before
             Phase::Words => {
-                at.set(at + 1);
-                word.set(word + 1);
-                let of = |t: Table| table_of.eq(t as u64);
-                let words = mux(of(Table::Cq), lit(5, 3), mux(of(Table::Mr), lit(5, 4), lit(5, 2)));
-                let words = mux(is_qp, lit(5, 16), words);
+                at.set(next_at);
+                word.set(mux(word.eq(words - 1), lit(5, 0), word + 1));
                 // of a CQ its moderation alone: the rest would move a ring that is in use
                 let named = (h.word_mask >> word.bits(0, 4)).bit(0) & (is_qp | word.eq(2));
                 let masked = creates | named;
@@ -560,7 +564,7 @@ impl Module for Command {
                     table.valid.set(masked);
                     shadow_write.set(masked);
                 });
-                when(!sets_port & word.eq(words - 1), || {
+                when(!sets_port & word.eq(0), || {
                     phase.set(Phase::Build);
                     step.set(0);
                     let ends = whole_rights(&h) & new_state.eq(QpState::Err as u64);

@@ -607,6 +607,19 @@ fn all_tags_are_used_and_none_twice() {
 }
 
 #[test]
+fn a_tag_that_is_free_again_is_the_last_to_be_taken() {
+    let mut b = Bench::new(Config { read_tags: 8, ..impatient() }, 16);
+    // the third answer sends its tag to rest
+    b.answers.extend([Answer::Data, Answer::Data, Answer::WrongByteCount]);
+    for n in 0..20 {
+        b.ask(req(n as usize % 4, 0x5000 + n * 64, 64, n * 64, n));
+        b.settle();
+    }
+    let taken: Vec<u32> = b.reads.iter().map(|read| read.1.tag).collect();
+    assert_eq!(taken, [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 3, 4, 5, 6, 7, 0, 1, 3, 4, 5]);
+}
+
+#[test]
 fn tags_stay_below_32_until_extended_tags_are_enabled() {
     for (extended, expected) in [(0, 32), (1, 64)] {
         let mut b = Bench::new(Config { read_tags: 64, cplh: 256, ..small() }, 5);

@@ -346,6 +346,8 @@ pub struct Judge {
     booked: (u32, u32),
     card: Vec<Option<Owed>>,
     card_outstanding: usize,
+    /// Tag of the card's last request.
+    card_last: u16,
     host: Vec<Option<Owed>>,
     violations: Vec<Violation>,
     count: u64,
@@ -400,6 +402,7 @@ impl Judge {
             booked: (0, 0),
             card: vec![None; TAGS],
             card_outstanding: 0,
+            card_last: 0,
             host: vec![None; TAGS],
             violations: Vec::new(),
             count: 0,
@@ -475,6 +478,14 @@ impl Judge {
     /// Is a request of the card with this tag outstanding, or part of its answer lost?
     pub fn is_outstanding(&self, tag: u16) -> bool {
         self.card.get(tag as usize).is_some_and(Option::is_some)
+    }
+
+    /// Of the tags that the card does not use the one that it will use last, if it takes them in rotation.
+    pub fn idle_tag(&self) -> Option<u16> {
+        let width = if self.sideband.extended_tag { 256 } else { 32 };
+        (0..width)
+            .map(|behind| (self.card_last + width - behind) % width)
+            .find(|&tag| !self.is_outstanding(tag))
     }
 
     fn allowed(&self, now: Time) -> Sideband {
@@ -676,6 +687,7 @@ impl Judge {
         }
         self.card[tag as usize % TAGS] = Some(owed);
         self.card_outstanding += 1;
+        self.card_last = tag;
     }
 
     /// Judges a completion that `side` sent and finds its request. `pardoned`: the model was told to spoil it, or it

@@ -837,9 +837,8 @@ impl<M: HostMemory> RootComplex<M> {
                 c.byte_count = (c.byte_count as i32 + by as i32).clamp(1, 4096) as u16;
             }
             InjectedFault::UnknownTag => {
-                let width = if self.space.sideband(true).extended_tag { 256 } else { 32 };
-                // The highest: a card that gives out low tags first does not reach it before the completion arrives.
-                match (0..width).rev().find(|&t| !self.judge.is_outstanding(t)) {
+                // A card that takes tags in rotation does not reach it before the completion arrives.
+                match self.judge.idle_tag() {
                     Some(tag) => c.tag = tag,
                     None => return true,
                 }

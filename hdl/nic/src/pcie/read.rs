@@ -15,7 +15,7 @@
 //!
 //! Timing (64 bit, measured by the tests): one beat per clock for a completion whose destination needs no extra word,
 //! else n + 1 clocks for n beats; 4 clocks from `rc` to `data`, 5 to `done` (6 after an extra word); an accepted request's first TLP is offered
-//! 4 clocks later; a request of one piece every 2 clocks.
+//! 4 clocks later; a request of one piece every 2 clocks, once in a round of the tags 3.
 //!
 //! Errors, each counted by name and each ending its request with `failed` once its other pieces are over:
 //! UR or CA (the tag is free at once); poison (its bytes are dropped, the tag lives to its last completion); an answer

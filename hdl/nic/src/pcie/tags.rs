@@ -6,8 +6,11 @@
 //!   scan: one tag every two clocks against its deadline --> expiry --> the engine's judge --> settle
 //! ```
 //! In: `take` (the offered tag leaves with a read), and what the engine's judge says of each answer, in `settle`. Out: the
-//! next free tag, three clocks after the last one was taken at the latest while one is free; one `expiry` at a time, which
-//! stays until the judge has settled it, so that answers and expiries of a tag are judged in one order.
+//! next free tag above the last one, going round, three clocks after that was taken at the latest while one is free; one
+//! `expiry` at a time, which stays until the judge has settled it, so that answers and expiries of a tag are judged in one
+//! order.
+//!
+//! In rotation, because a last completion that comes twice finds no read then: its tag is the last to be taken again.
 //!
 //! Contract 6: a tag without an answer before its deadline, or with an answer that does not fit, ages until its deadline is
 //! passed by a whole further timeout; only then is it free. A tag is not offered while the scan has a word about it under way, nor
@@ -19,7 +22,7 @@
 //!
 //! Requirements: CARD PCIE
 
-use crate::prim::pick::{lowest, one_hot};
+use crate::prim::pick::{from, lowest, one_hot};
 use hdl::{
     Bundle, Memory, Module, Ports, Sig, Stream, any_of, assert_always, cat, cover, index_width, lit, reg,
     reg_init, when,
@@ -152,9 +155,17 @@ impl Module for Tags {
         }
         let tag = reg_init("next", bits, 0);
         let ready = reg_init("next_ready", 1, 0);
-        when(io.take, || ready.set(0)).elif(!ready, || {
-            tag.set(lowest(spare));
-            ready.set(spare.any());
+        // one search for both ways round: where no tag above the last one is free, the next clock looks at all
+        let above = reg_init("above", tags, 0);
+        let ahead = spare & above;
+        when(io.take, || {
+            ready.set(0);
+            above.set(cat(&[from(tags, tag).bits(0, tags - 1), lit(1, 0)]));
+        })
+        .elif(!ready, || {
+            tag.set(lowest(ahead));
+            ready.set(ahead.any());
+            when(ahead.none(), || above.set(lit(1, 1).repeat(tags)));
         });
         io.tag.set(tag);
         io.ready.set(ready);

@@ -344,6 +344,31 @@ fn a_lost_middle_packet_is_named_by_one_nak_and_sent_again_from_there() {
 }
 
 #[test]
+fn behind_a_nak_hardly_anything_leaves_before_the_lost_packet_does() {
+    let mut story = two_cards("behind_a_nak_hardly_anything_leaves_before_the_lost_packet_does");
+    let (a, b) = story.connected_as(|_, attr| attr.path_mtu = PathMtu::Mtu4096);
+    // more than the transmit buffer holds
+    let length = 1 << 16;
+    let bytes = fill(&mut story, &a, 0, length);
+    let lost = psn_add(a.psn, 2);
+    story.wire_drops(A, request(lost));
+    a.write(1, 0, length, &b.memory, 0);
+    let nak = story.sees(B, "NAK", |packet| syndrome(packet) == Syndrome::NAK_PSN_SEQUENCE);
+    let again = story.sees(A, "the lost packet again", request(lost));
+    let packets = story.packets();
+    let stale = packets.iter().filter(|seen| seen.from == A && (nak.at..again.at).contains(&seen.at)).count();
+    // what packetise and the MAC have taken by the time that the NAK is there
+    assert!(stale <= 4, "{stale} packets that the peer refuses");
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 0, &bytes);
+    let superseded = story.stage_counter(0, StageCounter::Superseded);
+    assert!(superseded >= 4, "{superseded} packets were dropped");
+    story.announce(1, Reject::PsnOutOfSequence, 1);
+    story.allow(1, Reject::PsnOutOfSequenceRepeat);
+    story.no_other_events();
+}
+
+#[test]
 fn a_lost_ack_is_asked_for_again_after_the_timeout() {
     let mut story = two_cards("a_lost_ack_is_asked_for_again_after_the_timeout");
     let (a, b) = story.connected_as(|_, attr| attr.timeout = 8);

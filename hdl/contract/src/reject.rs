@@ -300,5 +300,7 @@ codes! {
         NonpostedStall = 28,
         /// Entries of the stage trace that were lost in the card.
         TraceLost = 29,
+        /// Request packets dropped on their way to the line because their QP had gone back: they are sent again.
+        Superseded = 30,
     }
 }

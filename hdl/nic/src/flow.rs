@@ -16,7 +16,7 @@
 //! Requirements: CARD ERR
 
 use crate::config::Config;
-use crate::qp::{INDEX, PSN};
+use crate::qp::{EPOCH, INDEX, PSN};
 use contract::ring::MAX_SGE;
 use contract::{Opcode, TraceEvent};
 use hdl::{Bundle, Sig, cat, lit, low};
@@ -39,6 +39,20 @@ pub struct WakePulse {
     /// Which.
     #[shape(c.qp_bits())]
     pub qp: Sig,
+}
+
+/// What acknowledge writes of a QP's rewinds. Pulse, never refused.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+pub struct Rewind {
+    /// Written in this clock.
+    pub valid: Sig,
+    /// Of this QP.
+    #[shape(c.qp_bits())]
+    pub qp: Sig,
+    /// `Requester::epoch`.
+    #[shape(EPOCH)]
+    pub epoch: Sig,
 }
 
 /// A write to a doorbell page: one aligned write of 8 bytes, as the BAR decoder found it; of fewer, to the push buffer.
@@ -195,6 +209,11 @@ pub struct Segment {
     pub sges: Sig,
     /// A READ response: the key in `sges` is the peer's and must allow REMOTE_READ.
     pub responds: Sig,
+    /// A request: worth nothing once its QP has gone back.
+    pub requests: Sig,
+    /// Of a request: `Tx::epoch`.
+    #[shape(EPOCH)]
+    pub epoch: Sig,
     /// Of a READ that was answered whole before: if it cannot be answered now, nothing happens.
     pub again: Sig,
     /// The payload comes by segment's `words`, as words of its WQE: no SGE holds.

@@ -13,7 +13,7 @@ use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
 use crate::flow::{
-    Count, Mark, PcieConfig, ReadClient, Table, TableWrite, TlpBeat, Wake, WakePulse, response,
+    Count, Mark, PcieConfig, ReadClient, Rewind, Table, TableWrite, TlpBeat, Wake, WakePulse, response,
 };
 use crate::mac::{
     Mac, MacIo,
@@ -335,6 +335,12 @@ impl Nic {
         segment.control.ready.set(packetise.control.ready & !answer);
         place.answers_wait.set(segment.control.valid);
         gather.sent.set(packetise.sent);
+        let requester = &acknowledge.requester_write;
+        gather.rewind.assign(&Rewind {
+            valid: requester.enable,
+            qp: requester.address,
+            epoch: Requester::from_bits(&(), requester.data).epoch,
+        });
         transmit_buffer.read.set(high());
         transmit_buffer.read_address.set(cat(&[packetise.buffer_address, lit(c.lane_bits(), 0)]));
         packetise.buffer_word.set(transmit_buffer.word);
@@ -728,6 +734,7 @@ impl Nic {
             (S::AcknowledgeStall, acknowledge.stall),
             (S::NotifyStall, notify.write.valid & !notify.write.ready),
             (S::PostedStall, credit(&write.request, io.posted_ok)),
+            (S::Superseded, gather.superseded),
             (S::NonpostedStall, credit(&read.request, io.nonposted_ok)),
         ];
         events.extend(trace.as_ref().map(|trace| (S::TraceLost, trace.lost)));

@@ -332,6 +332,35 @@ fn wqes_of_64_bytes_are_read_by_aligned_groups_and_each_is_found_in_its_slot() {
 }
 
 #[test]
+fn the_group_of_the_oldest_unanswered_wqe_stays_for_a_rewind_until_the_cursor_is_two_groups_ahead() {
+    for mut b in grouping() {
+        b.post[9] = 100;
+        b.tx[9].cursor_wqe = 6;
+        b.requester[9].got_wqe = 6;
+        b.turn(9);
+        b.deliver_all();
+        // answered up to the last WQE of the first group, which is to be sent again
+        (b.tx[9].cursor_wqe, b.requester[9].got_wqe) = (9, 7);
+        let (item, reads) = b.turn(9);
+        assert!(item.present && reads.is_empty(), "{reads:?}");
+        b.requester[9].epoch = 1;
+        let (item, reads) = b.turn(9);
+        assert!(item.present && reads.is_empty(), "{reads:?}");
+        assert_eq!(item.wqe[..64], b.bytes(9, 7)[..64]);
+        // answered, it makes room
+        b.requester[9].epoch = 0;
+        b.requester[9].got_wqe = 8;
+        let (_, reads) = b.turn(9);
+        assert_eq!(groups(&b, 9, &reads), [(32, 8)]);
+        b.deliver_all();
+        // with more unanswered than that reading ahead goes first
+        b.tx[9].cursor_wqe = 24;
+        let (_, reads) = b.turn(9);
+        assert_eq!(groups(&b, 9, &reads), [(40, 8), (48, 8)]);
+    }
+}
+
+#[test]
 fn a_ring_shorter_than_a_group_and_longer_wqes_are_read_one_by_one() {
     for mut b in grouping() {
         b.queues[1].sq_log_depth = 2;

@@ -7,7 +7,7 @@ mod txkit;
 use contract::{MrEntry, QpRights, Reject, Sge, WcStatus};
 use hdl::{Bits, Bundle, Interpreter, Module, Ports, Sig, Stream, elaborate, instance};
 use nic::Config;
-use nic::flow::{Count, Fault, ReadData, ReadDone, ReadRequest, Segment, TransmitSlot};
+use nic::flow::{Count, Fault, ReadData, ReadDone, ReadRequest, Rewind, Segment, TransmitSlot};
 use nic::tx::gather::Gather;
 use nic::tx::transmit_buffer::TransmitBuffer;
 use std::collections::VecDeque;
@@ -40,10 +40,14 @@ struct PairIo {
     slot: Stream<TransmitSlot>,
     #[input]
     sent: Sig,
+    #[input(c.0.clone())]
+    rewind: Rewind,
     #[source(c.0.clone())]
     fault: Stream<Fault>,
     #[output]
     gone: Sig,
+    #[output]
+    superseded: Sig,
     #[output]
     count: Count,
     #[output]
@@ -79,8 +83,10 @@ impl Module for Pair {
         g.read_done.assign(&io.read_done);
         io.slot.take(&g.slot);
         g.sent.set(io.sent);
+        g.rewind.assign(&io.rewind);
         io.fault.take(&g.fault);
         io.gone.set(g.gone);
+        io.superseded.set(g.superseded);
         io.count.assign(&g.count);
         io.stall.set(g.stall);
         io.idle.set(g.idle);
@@ -125,6 +131,8 @@ struct Packet {
     sges: Vec<Sge>,
     responds: bool,
     again: bool,
+    /// A request, of this epoch.
+    epoch: Option<u64>,
     /// The payload itself.
     inline: Option<Vec<u8>>,
     raw: bool,
@@ -142,6 +150,7 @@ impl Packet {
             sges: sges.to_vec(),
             responds: false,
             again: false,
+            epoch: None,
             inline: None,
             raw: false,
         }
@@ -161,8 +170,9 @@ struct Bench {
     faults: Vec<(u64, u64, u64)>,
     /// Whether each fault is that of a READ response.
     responding: Vec<bool>,
-    /// Packets that have left, by `gone`.
+    /// Packets that have left, by `gone`; that were dropped because their QP went back.
     gone: u64,
+    superseded: u64,
     rejects: Vec<u64>,
     queue: VecDeque<Option<Packet>>,
     /// Words of inline data on their way to gather.
@@ -214,6 +224,7 @@ impl Bench {
             faults: vec![],
             responding: vec![],
             gone: 0,
+            superseded: 0,
             rejects: vec![],
             queue: VecDeque::new(),
             words: VecDeque::new(),
@@ -281,6 +292,8 @@ impl Bench {
                 ("offset", p.offset),
                 ("responds", u64::from(p.responds)),
                 ("again", u64::from(p.again)),
+                ("requests", u64::from(p.epoch.is_some())),
+                ("epoch", p.epoch.unwrap_or(0)),
                 ("inline", u64::from(p.inline.is_some())),
                 ("packet_raw", u64::from(p.raw)),
                 ("more", p.sges.len().saturating_sub(4) as u64),
@@ -320,6 +333,7 @@ impl Bench {
             self.rejects.push(s.peek("count_index"));
         }
         self.gone += s.peek("gone");
+        self.superseded += s.peek("superseded");
         let mr = s.peek("read_mr") as usize;
         s.clock();
         s.poke_bits("mr_word", &Bits::from_bytes(256, &self.mrs[mr].pack()));
@@ -334,6 +348,15 @@ impl Bench {
             self.taken.push(self.clocks);
         }
         self.clocks += 1;
+    }
+
+    /// acknowledge writes the epoch of a QP.
+    fn goes_back(&mut self, qp: u64, epoch: u64) {
+        self.s.poke("rewind_valid", 1);
+        self.s.poke("rewind_qp", qp);
+        self.s.poke("rewind_epoch", epoch);
+        self.clock();
+        self.s.poke("rewind_valid", 0);
     }
 
     fn settle(&mut self) {
@@ -785,6 +808,121 @@ fn packets_of_a_qp_that_is_destroyed_under_them_are_dropped_without_a_read_a_fau
     assert!(b.faults.is_empty());
     assert!(b.slots.pop_front().unwrap().fence && b.slots.is_empty(), "the fence alone is left");
     assert_eq!(b.s.peek("idle"), 1, "all room came back");
+}
+
+/// A request of that epoch.
+fn request(psn: u64, length: u64, list: &[Sge], epoch: u64) -> Packet {
+    Packet { epoch: Some(epoch), ..Packet::new(psn, length, list) }
+}
+
+#[test]
+fn requests_whose_qp_has_gone_back_are_dropped_in_order_and_nothing_else_is() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0, 2000)];
+    let of = |psn: u64, epoch: u64| request(psn, 1000, &list, epoch);
+    for qp in [7, 8] {
+        b.goes_back(qp, 9);
+        b.one(&Packet { qp, ..of(99, 9) });
+    }
+    b.s.poke("slot_ready", 0);
+    let response = Packet { responds: true, opcode: 0x10, ..Packet::new(3, 0, &[]) };
+    let other = Packet { qp: 8, ..of(4, 9) };
+    for p in [&of(0, 9), &of(1, 9), &of(2, 9), &response, &other] {
+        b.push(p);
+    }
+    b.settle();
+    for _ in 0..2 {
+        b.deliver(0, false);
+    }
+    b.settle();
+    assert_eq!((b.s.peek("slot_valid"), b.reads.len()), (1, 2), "the first is offered, the third reads");
+    // what comes behind the rewind: of the old epoch, without a read, and of the new one
+    b.goes_back(7, 10);
+    let listed: Vec<Sge> = (0..9).map(|_| b.sge(6, 0, 100)).collect();
+    let old = [
+        of(5, 9),
+        Packet { epoch: Some(9), ..Packet::inline(6, 150) },
+        request(7, 900, &listed, 9),
+        request(8, 0, &[], 9),
+    ];
+    old.iter().for_each(|p| b.push(p));
+    let again = [of(1, 10), Packet { epoch: Some(10), ..Packet::inline(2, 100) }];
+    again.iter().for_each(|p| b.push(p));
+    b.settle();
+    assert_eq!(
+        (b.reads.len(), b.superseded),
+        (3, 2),
+        "one read more, of what is sent again; the third still reads"
+    );
+    b.s.poke("slot_ready", 1);
+    b.deliver_all();
+    let left: Vec<u64> = b.slots.iter().map(|slot| slot.psn).collect();
+    assert_eq!((left, b.superseded, b.gone), (vec![3, 4, 1, 2], 7, 13));
+    for p in [&response, &other, &again[0], &again[1]] {
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!((slot.qp, b.take(&slot)), (p.qp, b.payload(p)));
+    }
+    b.settle();
+    assert_eq!((b.faults.len(), b.rejects.len(), b.s.peek("idle")), (0, 0, 1), "all room came back");
+}
+
+#[test]
+fn a_request_that_was_dropped_unread_stays_dropped_when_its_epoch_comes_round() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0, 200)];
+    b.goes_back(7, 1);
+    b.one(&request(0, 100, &list, 1));
+    b.push(&request(1, 100, &list, 1));
+    b.settle();
+    b.goes_back(7, 2);
+    b.push(&request(2, 100, &list, 1));
+    b.settle();
+    b.goes_back(7, 1);
+    b.deliver_all();
+    let left: Vec<u64> = b.slots.iter().map(|slot| slot.psn).collect();
+    assert_eq!((left, b.superseded), (vec![1], 1));
+}
+
+#[test]
+fn what_is_sent_again_leaves_however_often_its_qp_goes_back_meanwhile() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0, 200)];
+    b.one(&request(9, 100, &list, 0));
+    b.push(&request(9, 100, &list, 0));
+    for epoch in 1..=6 {
+        b.goes_back(7, epoch);
+        b.push(&request(epoch, 100, &list, epoch));
+        b.settle();
+    }
+    // the first rewind dropped what was before it, the others nothing
+    b.deliver_all();
+    let left: Vec<u64> = b.slots.drain(..).map(|slot| slot.psn).collect();
+    assert_eq!((left, b.superseded), (vec![1, 2, 3, 4, 5, 6], 1));
+    // these have left: the next drops again
+    for _ in 0..6 {
+        b.s.poke("sent", 1);
+        b.clock();
+    }
+    b.push(&request(7, 100, &list, 6));
+    b.settle();
+    b.goes_back(7, 7);
+    b.deliver_all();
+    assert_eq!((b.slots.len(), b.superseded, b.s.peek("idle")), (0, 2, 1));
+}
+
+#[test]
+fn a_request_whose_read_has_failed_is_a_fault_though_its_qp_has_gone_back() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0, 200)];
+    b.goes_back(7, 1);
+    b.one(&request(3, 100, &list, 1));
+    b.push(&request(4, 100, &list, 1));
+    b.settle();
+    b.goes_back(7, 2);
+    b.deliver(0, true);
+    b.settle();
+    assert_eq!(b.faults, [(7, 4, WcStatus::LocProtErr as u64)]);
+    assert_eq!((b.superseded, b.slots.len(), b.s.peek("idle")), (0, 0, 1));
 }
 
 #[test]

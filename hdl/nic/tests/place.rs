@@ -145,8 +145,9 @@ struct Bench {
     ack_ready: bool,
     /// What packetise took: QP, PSN, MSN.
     answers: Vec<(u32, u64, u64)>,
-    /// Those by way of `ack`: tagged, clocks since the last `written`.
+    /// Those by way of `ack`: tagged, clocks since the last `written`; and their syndromes.
     directly: Vec<(u64, u64)>,
+    syndromes: Vec<u64>,
     written_at: u64,
     /// QP, entry, pieces written by then.
     exchanges: Vec<(u32, u64, usize)>,
@@ -256,6 +257,7 @@ impl Bench {
             ack_ready: true,
             answers: vec![],
             directly: vec![],
+            syndromes: vec![],
             written_at: 0,
             exchanges: vec![],
             reads: 0,
@@ -516,7 +518,8 @@ impl Bench {
         }
         if moves(s, "ack") {
             let mut get = |n: &str| s.peek(&format!("ack_{n}"));
-            assert_eq!((get("syndrome"), get("outer_ipv6")), (0x1f, 0));
+            assert_eq!(get("outer_ipv6"), 0);
+            self.syndromes.push(get("syndrome"));
             self.directly.push((get("outer_tagged"), self.time - self.written_at));
             self.answers.push((get("qp") as u32, get("psn"), get("msn")));
         } else if packetise {
@@ -646,6 +649,7 @@ fn a_plain_ack_leaves_in_the_clock_behind_the_write_and_leaves_no_debt() {
     assert_eq!(b.answers, [(0, 100, 1), (1, 101, 1), (2, 100, 1)]);
     let (tagged, clocks): (Vec<_>, Vec<_>) = b.directly.iter().copied().unzip();
     assert_eq!((tagged, &clocks[..2]), (vec![0, 1, 0], &[1, 1][..]));
+    assert_eq!(b.syndromes, [0x1f; 3]);
     assert_eq!((b.wakes.len(), b.released.len(), b.done.len()), (0, 4, 1));
     for (qp, psn) in [(0, 100), (1, 101), (2, 100)] {
         let p = b.placed(qp);
@@ -667,7 +671,12 @@ fn an_ack_becomes_a_tail_if_anything_is_owed() {
         ("a READ again", |b| b.offer(rewind(0, 99, 0))),
         ("READ responses in gather", |b| b.rams[3].words[0] = Word::new(TX).with("res_marked", 1).bits()),
         ("an answer of segment", |b| b.answers_wait = true),
-        ("a NAK", |b| b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 99, 0, 0) })),
+        ("a NAK that is not paid", |b| {
+            b.answers_wait = true;
+            b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 99, 0, 0) });
+            b.settle();
+            b.answers_wait = false;
+        }),
     ];
     for (what, owes) in owed {
         let mut b = Bench::new(1);
@@ -692,13 +701,20 @@ fn an_ack_becomes_a_tail_if_anything_is_owed() {
         b.settle();
         assert_eq!(b.answers.last().map(|a| (a.0, a.1)), Some((0, 101)), "{what}");
     }
-    // answers of check, and a duplicate's
+}
+
+#[test]
+fn a_nak_leaves_at_once_but_a_fatal_one_and_the_answer_to_a_duplicate_are_tails() {
     let mut b = Bench::new(1);
     b.answers_wait = false;
-    b.offer(Verdict { action: NAK, syndrome: 0x60, ..write(0, 100, 0, 0) });
-    b.offer(Verdict { action: REACK, ..write(1, 99, 0, 0) });
+    let nak = |qp, syndrome, fatal| Verdict { action: NAK, syndrome, fatal, ..write(qp, 100, 0, 0) };
+    for v in [nak(0, 0x60, false), nak(1, 0x61, true), Verdict { action: REACK, ..write(2, 99, 0, 0) }] {
+        b.offer(v);
+    }
+    b.offer(nak(3, 0x25, false));
     b.settle();
-    assert_eq!((b.answers.len(), b.wakes.len(), b.tail(0).0, b.tail(1).1), (0, 2, 0x60, 99));
+    assert_eq!((b.answers.clone(), b.syndromes.clone()), (vec![(0, 100, 0), (3, 100, 0)], vec![0x60, 0x25]));
+    assert_eq!((b.wakes.len(), b.tail(1).0, b.tail(2).1, b.placed(0).get("tail_seq")), (2, 0x61, 99, 0));
 }
 
 #[test]

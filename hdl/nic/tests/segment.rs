@@ -31,6 +31,8 @@ struct Packet {
     compare: u64,
     responds: bool,
     again: bool,
+    /// Of a request.
+    epoch: Option<u64>,
     imm: u64,
     inline: bool,
     more: u64,
@@ -205,8 +207,8 @@ impl Bench {
             }
             let data = stream == "data";
             self.inside += u64::from(data);
-            let [wqe, offset, responds, again, inline, more] =
-                ["wqe_index", "offset", "responds", "again", "inline", "more"]
+            let [wqe, offset, responds, again, inline, more, requests, epoch] =
+                ["wqe_index", "offset", "responds", "again", "inline", "more", "requests", "epoch"]
                     .map(|f| if data { s.peek(&format!("data_{f}")) } else { 0 });
             let sges = if data { s.peek_bits("data_sges") } else { Bits::zero(512) };
             let mut get = |f: &str| s.peek(&format!("{packet}_{f}"));
@@ -230,6 +232,7 @@ impl Bench {
                 compare: get("compare"),
                 responds: responds == 1,
                 again: again == 1,
+                epoch: (requests == 1).then_some(epoch),
                 imm: get("imm"),
                 inline: inline == 1,
                 more,
@@ -238,6 +241,8 @@ impl Bench {
                 va: get("va"),
                 raw: get("raw") == 1,
             };
+            let answers = (0x0d..=0x12).contains(&p.opcode);
+            assert_eq!(p.epoch.is_some(), !answers, "answers are never worth nothing: {p:?}");
             if data { &mut self.packets } else { &mut self.responses }.push(p);
         }
         // words belong to packets in the order of both
@@ -1517,6 +1522,8 @@ fn a_rewind_goes_to_the_middle_of_a_message_and_to_an_earlier_wqe() {
         b.run(4);
         assert_eq!(seen(&b.packets), seen(&all[lost as usize..]), "lost {lost}");
         assert_eq!(b.packets[0].psn, all[lost as usize].psn);
+        assert!(b.packets.iter().all(|p| p.epoch == Some(epoch)));
+        assert!(b.packets[0].ack_req, "the oldest unanswered packet asks");
         assert_eq!(b.retransmits, 8 - lost);
         assert_eq!(Tx { epoch: 0, unasked: 0, ..b.tx[4] }, Tx { epoch: 0, unasked: 0, ..word });
         assert_eq!(b.records, records, "replay writes no record");

@@ -202,7 +202,11 @@ fn sending(index: &Index, segment: &Timed) -> Vec<Timed> {
     let mut steps = vec![*segment];
     let Some(gather) = index.after((card, Gather, qp, psn), segment.ticks, same) else { return steps };
     steps.push(gather);
-    let Some(packetise) = index.after((card, Packetise, qp, psn), gather.ticks, same) else { return steps };
+    // one that was dropped on its way has none: what comes after the next sending is that one's
+    let next = index.after((card, Gather, qp, psn), gather.ticks + 1, same);
+    let next = next.map_or(u64::MAX, |next| next.ticks);
+    let packetise = index.after((card, Packetise, qp, psn), gather.ticks, same);
+    let Some(packetise) = packetise.filter(|step| step.ticks <= next) else { return steps };
     steps.extend(gathered(index, &gather, &packetise));
     steps.push(packetise);
     let Some(sent) = index.after((card, MacSend, 0, packetise.entry.index.into()), packetise.ticks, any)
@@ -499,6 +503,18 @@ mod tests {
         let across = ((0, TraceEvent::MacSend), (1, TraceEvent::MacReceive));
         let wire = rows.iter().find(|row| (row.from, row.to) == across).expect("a wire");
         assert_eq!(wire.spread(), (20, 20, 20));
+    }
+
+    #[test]
+    fn a_sending_that_the_card_dropped_has_no_step_of_the_next() {
+        let mut script = Script(vec![]);
+        script.packet(110, 7, 500, 0, false);
+        script.0.retain(|timed| timed.ticks < 119);
+        script.packet(5000, 7, 500, 1, true);
+        script.acknowledge(5060, 500, 0, &[(7, 500)]);
+        let life = &lives(&script.0)[0];
+        assert_eq!(names(&life.packets[0]), ["Segment", "Gather"]);
+        assert_eq!(life.packets[1].len(), 10);
     }
 
     #[test]

@@ -170,6 +170,7 @@ impl Cards {
             ("place", StageCounter::PlaceStall),
             ("complete", StageCounter::CompleteStall),
             ("resent", StageCounter::Retransmits),
+            ("superseded", StageCounter::Superseded),
             ("timeouts", StageCounter::TimeoutEvents),
         ];
         let stalls = [0, 1].map(|side| {

@@ -194,20 +194,11 @@ fn histogram(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
 fn lossy(canvas: &Canvas<'_>, figures: &Figures) -> Outcome {
     let mut all = Vec::new();
     for (round_trip, colour) in loss::ROUND_TRIPS.into_iter().zip(COLOURS) {
-        let curve = |timeouts: bool| {
-            fine(0.05, 10.0).map(|p| (p, loss::bound(p, round_trip, timeouts))).collect::<Vec<_>>()
-        };
         let points = loss::LOSSES.map(|(name, p)| Ok((p, find(figures, &loss::id(name, round_trip))?)));
         let points = points.into_iter().collect::<Result<_, String>>()?;
         all.push(Line { name: format!("wire RTT {round_trip} us"), colour, points, bound: false });
-        let name = "go-back-N".to_owned();
-        all.push(Line { name: name.clone(), colour, points: curve(false), bound: true });
-        all.push(Line {
-            name: name + " with timeouts",
-            colour: COLOURS[2],
-            points: curve(true),
-            bound: true,
-        });
+        let points = fine(0.05, 10.0).map(|p| (p, loss::bound(p, round_trip))).collect();
+        all.push(Line { name: "go-back-N".to_owned(), colour, points, bound: true });
     }
     let caption = "Goodput of one QP under loss each way, MTU 4096, of that without loss";
     let percent = |p: &f64| format!("{p} %");

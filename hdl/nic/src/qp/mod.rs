@@ -31,6 +31,8 @@ pub const READS: u32 = 8;
 /// PSNs in flight at most: one less than half of the PSN space, so that "before" stays decidable. Only a READ of 2^31
 /// bytes at path MTU 256 has more: it is asked for in two requests, the second for its last packet.
 pub const WINDOW: u64 = (1 << 23) - 1;
+/// Bits of the number of a rewind: a new one is made only when segment has obeyed the last.
+pub const EPOCH: u32 = 4;
 /// Bits of a deadline: the low bits of `now` (2^40 clocks of 4 ns are 73 minutes; the longest timeout is 2.4 hours
 /// at code 31, which is clamped to 2^38 clocks, 18 minutes).
 pub const DEADLINE: u32 = 40;
@@ -57,7 +59,7 @@ pub struct Tx {
     #[shape(PSN)]
     pub cursor_first: Sig,
     /// The rewind that was last obeyed.
-    #[shape(4)]
+    #[shape(EPOCH)]
     pub epoch: Sig,
     /// `Placed::tail_seq` of the last response sent.
     #[shape(24)]
@@ -122,7 +124,7 @@ pub struct Requester {
     /// The gap at `una_psn` has cost its implied NAK.
     pub implied: Sig,
     /// Counts rewinds: segment goes back to the triple when it differs from `Tx::epoch`.
-    #[shape(4)]
+    #[shape(EPOCH)]
     pub epoch: Sig,
     /// Timeouts and sequence NAKs left before RETRY_EXC_ERR.
     #[shape(3)]

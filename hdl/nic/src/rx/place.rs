@@ -31,7 +31,7 @@
 //! (QP_REQ_ERR for 0x61, QP_ACCESS_ERR for 0x62, QP_FATAL for 0x63; the first packet of a QP in RTR COMM_EST) and kills the QP here at once: packets behind are
 //! discarded. An unpaid NAK is not overwritten by a re-acknowledgement, nor an unpaid ACK by one of an earlier PSN.
 //!
-//! An ACK goes to packetise at once (`ack`, in the clock of `written`) if nothing that its QP is owed could be passed by it:
+//! An ACK or a NAK that is not fatal goes to packetise at once (`ack`; an ACK in the clock of `written`) if nothing that its QP is owed could be passed by it:
 //! the last tail is paid and has left segment, and so have all READ responses. It leaves no debt. Else, or if packetise is
 //! busy, it becomes the tail.
 //!
@@ -846,11 +846,13 @@ impl Module for Place {
             & old.rewind_seq.eq(tx.res_rewind)
             & !tx.res_marked
             & !io.answers_wait;
-        let direct = (packet & accept & f.ack_req & answered & ack.ready).named("acknowledges_directly");
+        let nak = is_kind(Kind::Nak);
+        let syndrome = mux(nak, f.syndrome, lit(8, ACK));
+        let own = (accept & f.ack_req) | nak;
+        let direct = (packet & own & !f.fatal & answered & ack.ready).named("answers_directly");
         ack.valid.set(direct);
-        ack.data.assign(&Owed { qp: f.qp, psn: f.psn, syndrome: lit(8, ACK), msn, outer: f.outer });
-        let answers =
-            (accept & f.ack_req & !direct) | (is_kind(Kind::Reack) & !unpaid_nak) | is_kind(Kind::Nak);
+        ack.data.assign(&Owed { qp: f.qp, psn: f.psn, syndrome, msn, outer: f.outer });
+        let answers = (own & !direct) | (is_kind(Kind::Reack) & !unpaid_nak);
         let next = Placed::regs(&(), "placed");
         let (owes, cqn) = (reg("owes_more", 1), reg("cqn", c.cq_bits()));
         let entry = reg("response_entry", c.response_bits());
@@ -861,7 +863,7 @@ impl Module for Place {
             when(accept, || next.psn.set(f.psn));
             when(answers, || {
                 next.tail_seq.set(old.tail_seq + 1);
-                next.tail_syndrome.set(mux(is_kind(Kind::Nak), f.syndrome, lit(8, ACK)));
+                next.tail_syndrome.set(syndrome);
                 next.tail_psn.set(mux(is_kind(Kind::Reack), again_psn, f.psn));
                 next.tail_msn.set(msn);
             });

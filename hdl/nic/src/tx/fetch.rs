@@ -15,7 +15,8 @@
 //! The end of a read wakes the QP in the clock in which fetch turns to it: the turn finds it done.
 //!
 //! WQEs of 64 bytes are read by groups of `wqe_batch`, aligned ones, as far as they are wanted: one read, one end. The slots
-//! of the cursor's group that are behind it wait until it has left the group, so that they make one read.
+//! of the cursor's group that are behind it wait until it has left the group, so that they make one read. The group before
+//! it stays, too, while the oldest unanswered WQE lies in it: a rewind finds it here, and need not read it again.
 //!
 //! A pushed WQE takes the place of its read: it is written to its slot if it is the WQE under the cursor and neither here
 //! nor being read. If it then turns out not to be whole the slot is empty. It goes before turns, so the one that its
@@ -293,6 +294,7 @@ impl Module for Fetch {
         when(arrives, || {
             cursor.set(mux(tx.epoch.ne(requester.epoch), requester.got_wqe, tx.cursor_wqe));
         });
+        let got = if batches { keep("got", requester.got_wqe) } else { requester.got_wqe };
         let producer = keep("producer", io.post_sq_word);
         let queues = QpQueuesBits::unpack(keep("queues_line", io.queues_word));
         let rights_now = QpRightsBits::unpack(io.rights_word);
@@ -322,17 +324,21 @@ impl Module for Fetch {
                 settled & slot_index(s).eq(wanted[s as usize])
             })
             .collect();
+        let group_bits = index_width(group);
+        let group_of = |index: Sig| index.bits(group_bits, INDEX - group_bits);
+        let replayable = batches.then(|| (group_of(cursor) - group_of(got)).eq(1).named("replayable"));
         let missing: Vec<Sig> = (0..slots)
             .map(|s| {
                 let free = slot_state(s).ne(Slot::Pending as u64) & slot_state(s).ne(Slot::Doomed as u64);
                 let missing = free & !here[s as usize] & (wanted[s as usize] - cursor).lt(posted) & may_read;
-                // behind the cursor, in its group
-                let group_bits = index_width(group);
+                let Some(replayable) = replayable else { return missing };
                 let same = |at: Sig| at.bits(group_bits, slot_bits - group_bits).eq(u64::from(s / group));
-                if batches && !(s + 1).is_multiple_of(group) {
-                    missing & !(same(cursor_slot) & cursor_slot.gt(u64::from(s)))
-                } else {
+                let missing = missing & !(replayable & same(got));
+                // behind the cursor, in its group
+                if (s + 1).is_multiple_of(group) {
                     missing
+                } else {
+                    missing & !(same(cursor_slot) & cursor_slot.gt(u64::from(s)))
                 }
             })
             .collect();

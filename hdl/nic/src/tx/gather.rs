@@ -31,6 +31,11 @@
 //! request. One that fails leaves in its order all the same, as NAK 0x62 (key) or 0x63 (read), behind its fault, which
 //! carries the status that the peer will see.
 //!
+//! A request whose QP has gone back since it was cut (`rewind`) will be cut again, and the peer can only refuse it: it is
+//! dropped, without a read if it has not begun, else when its reads are over, even if packetise has been offered it; but not
+//! if it is faulty. So what is sent again waits for hardly more than its own reads. Of a QP that goes back before anything that
+//! it sent again has left (its timeout is shorter than the way to the line) nothing more is dropped: each way back sends a packet.
+//!
 //! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
 //! bytes included.
 //!
@@ -43,11 +48,11 @@
 use crate::config::Config;
 use crate::flow::{
     Count, Fault, InlineWord, Mark, PacketFields, READ_ADDRESS, READ_ID, ReadClient, ReadDone, ReadRequest,
-    Segment, TransmitSlot, cause,
+    Rewind, Segment, TransmitSlot, cause,
 };
 use crate::mr::judge;
 use crate::prim::fifo::Fifo;
-use crate::qp::INDEX;
+use crate::qp::{EPOCH, INDEX};
 use crate::tx::packetise::{at_least, header_bytes};
 use contract::context::{MrEntryBits, QpRightsBits};
 use contract::ring::{MAX_SGE, SgeBits};
@@ -106,6 +111,9 @@ pub struct GatherIo {
     /// Pulse: packetise has read the payload of the oldest frame taken.
     #[input]
     pub sent: Sig,
+    /// QPs that go back.
+    #[input(c.0.clone())]
+    pub rewind: Rewind,
     /// WQEs that cannot be sent, READs that cannot be answered, raw frames that are sent.
     #[source(c.0.clone())]
     pub fault: Stream<Fault>,
@@ -115,6 +123,9 @@ pub struct GatherIo {
     /// Dropped frames by reason.
     #[output]
     pub count: Count,
+    /// Pulse: a request was dropped that will be cut again.
+    #[output]
+    pub superseded: Sig,
     /// Packets that took their room, for trace.
     #[output(c.0.clone())]
     pub trace: Mark,
@@ -140,6 +151,9 @@ struct Frame {
     wqe_index: Sig,
     responds: Sig,
     again: Sig,
+    requests: Sig,
+    #[shape(EPOCH)]
+    epoch: Sig,
 }
 
 /// A piece of payload within one SGE.
@@ -183,6 +197,17 @@ impl Module for Gather {
         let segment = &io.segment.data;
         let packet = &segment.packet;
         let one = |valid: Sig, slot: Sig| (valid.extend(n) << slot).resize(n);
+        // of each QP the oldest epoch whose requests are wanted, and that of the last one that left
+        let wanted = Memory::new("wanted_epochs", c.qps, EPOCH).style("distributed");
+        let gone = Memory::new("gone_epochs", c.qps, EPOCH).style("distributed");
+        let (rewind, oldest) = (&io.rewind, wanted.read_now("oldest_wanted", io.rewind.qp));
+        let waits = (gone.read_now("last_gone", rewind.qp) - oldest).msb().named("none_has_left");
+        // eight epochs can be told apart from those that are over
+        let full = (rewind.epoch - oldest).ge(7).named("many_epochs");
+        wanted.write(rewind.valid & (!waits | full), rewind.qp, rewind.epoch);
+        let gone_back = |name: &str, frame: &Frame| {
+            frame.requests & (frame.epoch - wanted.read_now(name, frame.packet.qp)).msb()
+        };
 
         // the slot ring
         let (tail, out, free) = (
@@ -227,11 +252,15 @@ impl Module for Gather {
         let reserve = (phase.eq(1) & slot_free & room).named("reserve");
         let rights = QpRightsBits::unpack(io.rights_word);
         let orphaned = !packet.fence & !rights.valid;
+        let wanted_of_segment = wanted.read_now("wanted_of_segment", packet.qp);
+        let superseded =
+            (segment.requests & (segment.epoch - wanted_of_segment).msb()).named("is_superseded");
+        let unwanted = (orphaned | superseded).named("unwanted");
         let brings = (segment.inline | segment.more.any()).named("brings_words");
-        let pays = packet.length.any() & !packet.fence & (!orphaned | brings);
+        let pays = packet.length.any() & !packet.fence & (!unwanted | brings);
         let pd = reg("pd", 24);
         let current = reg("current", slot_bits);
-        let walks = pays & !orphaned & !segment.inline;
+        let walks = pays & !unwanted & !segment.inline;
         let address = cat(&[tail_word, lane]);
         let frame = Frame {
             packet: *packet,
@@ -240,6 +269,8 @@ impl Module for Gather {
             wqe_index: segment.wqe_index,
             responds: segment.responds,
             again: segment.again,
+            requests: segment.requests,
+            epoch: segment.epoch,
         };
         frames.write(reserve, number(tail), frame.to_bits());
         when(reserve, || {
@@ -247,7 +278,7 @@ impl Module for Gather {
             tail_word.set(tail_word + need.bits(0, word_bits));
             pd.set(rights.pd);
             current.set(number(tail));
-            let behind = mux(orphaned & !segment.inline, lit(2, 3), lit(2, 2));
+            let behind = mux(unwanted & !segment.inline, lit(2, 3), lit(2, 2));
             phase.set(mux(pays, behind, lit(2, 0)));
         });
 
@@ -431,6 +462,7 @@ impl Module for Gather {
         let too_short = flag("too_short", one(short, current));
         let broken = flag("broken", one(ended & io.read_done.failed, ended_slot));
         let orphan = flag("orphan", one(reserve & orphaned, number(tail)));
+        let unread = flag("unread", one(reserve & superseded, number(tail)));
 
         // the oldest frame not yet out
         let at_out = |set: Sig| set.bit_at(number(out));
@@ -438,7 +470,10 @@ impl Module for Gather {
         let faulty = at_out(bad_key | too_short | broken);
         // the peer has had that READ: it asked again before its key ended, or somebody doubled its packet
         let needless = faulty & leaving.responds & leaving.again;
-        let dropped = (over & (at_out(orphan) | needless)).named("dropped");
+        let late = at_out(unread) | gone_back("wanted_of_leaving", &leaving);
+        let again = (late & !faulty & !at_out(orphan)).named("sent_again");
+        let dropped = (over & (at_out(orphan) | needless | again)).named("dropped");
+        io.superseded.set(dropped & again);
         let complete = (over & !dropped).named("complete");
         // a response that failed: the fault first, then its NAK in its place
         let refuses = (faulty & leaving.responds).named("refuses");
@@ -447,6 +482,7 @@ impl Module for Gather {
         let told = reg_init("fault_told", 1, 0);
         when(io.fault.moves() & (refuses | departs), || told.set(1));
         when(io.slot.moves(), || told.set(0));
+        gone.write(io.slot.moves() & leaving.requests, leaving.packet.qp, leaving.epoch);
         let nak = PacketFields {
             opcode: lit(8, u64::from(Opcode::RcAcknowledge.code())),
             syndrome: mux(
@@ -486,7 +522,7 @@ impl Module for Gather {
             mux(short_fault, code(Reject::SglTooShort), code(Reject::GatherFailed)),
         );
         io.fault.data.cause.set(cause(why));
-        io.count.valid.set((io.fault.moves() & !departs) | dropped);
+        io.count.valid.set((io.fault.moves() & !departs) | (dropped & !again));
         io.count.index.set(mux(at_out(orphan), code(Reject::WrongQpState), why));
         let leaves = (io.slot.moves() | (io.fault.moves() & !refuses & !departs) | dropped).named("leaves");
         io.gone.set(leaves);

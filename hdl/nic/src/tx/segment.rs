@@ -54,8 +54,9 @@
 //! with a PSN that only this card sees. gather tells acknowledge when it is on its way; nothing answers it, nothing repeats it.
 //!
 //! `tx.halt` stops new WQEs; replay of those before the bad one goes on, so that they can complete.
-//! AckReq: last packet of a message, every 16th without, and the packet that closes the window (`max_inflight`): without
-//! it a window smaller than a message would wait for the timeout.
+//! AckReq: last packet of a message, every 16th without, the packet that closes the window (`max_inflight`): without
+//! it a window smaller than a message would wait for the timeout; and the oldest unanswered packet when it is sent again: its
+//! answer starts the timer anew.
 //! Replay never assigns PSNs. A cursor outside of its WQE (a triple that acknowledge is still moving) sends nothing.
 //! A turn in SQD, when all that had begun is retired, tells of it, once for each time the driver asked (`drain`).
 //! READ responses move no PSN of the requester. First, Last and Only carry AETH with the MSN behind their READ; what
@@ -533,7 +534,8 @@ impl Module for Segment {
         // what leaves
         let is_write = wqe.opcode.bit(1).none() & !with_inv;
         let with_imm = wqe.opcode.bit(0) & !with_inv;
-        let ask = is_last | is_read | closing | tx.unasked.ge(ACK_EVERY - 1);
+        let again = psn_before(psn, tx.sent_psn);
+        let ask = any_of(&[is_last, is_read, closing, answered & again, tx.unasked.ge(ACK_EVERY - 1)]);
         let place = mux(
             is_first & is_last,
             cat(&[lit(2, 2), with_imm]),
@@ -583,6 +585,8 @@ impl Module for Segment {
             offset,
             sges: cat(&sges),
             responds: low(),
+            requests: !work.fence,
+            epoch: tx.epoch,
             again: low(),
             inline: wqe.inline,
             more: further & !is_read.repeat(5),
@@ -618,6 +622,8 @@ impl Module for Segment {
             offset: lit(32, 0),
             sges: source.pack().extend(c.sges * 128),
             responds: could_respond & !read.is_atomic,
+            requests: low(),
+            epoch: tx.epoch,
             again: tx.res_cursor.ne(tx.res_sent),
             inline: low(),
             more: lit(5, 0),
@@ -656,7 +662,6 @@ impl Module for Segment {
         io.count.valid.set(fires & (does_refuse | does_fault));
         io.count.index.set(reason);
         io.stall.set(fires & (could_send | could_reply) & !data.ready & !ahead_of_words);
-        let again = psn_before(psn, tx.sent_psn);
         io.retransmit.set(fires & does_send & again);
         let of = |e: TraceEvent| lit(8, e.code().into());
         let cut = &data.data.packet;

@@ -88,6 +88,7 @@ const WIDE: &[(&str, &[&str])] = &[
     (
         "hostile_completer",
         &[
+            "a_hostile_completer_costs_the_qp_that_it_hits_and_nobody_else",
             "bad_answers_to_any_read_of_both_cards_at_once_leave_cards_that_work",
             "a_read_of_payload_that_fails_in_the_middle_of_a_gather_ends_that_write_alone",
         ],

@@ -867,6 +867,30 @@ fn requests_whose_qp_has_gone_back_are_dropped_in_order_and_nothing_else_is() {
 }
 
 #[test]
+fn reads_that_have_not_begun_are_withdrawn_when_their_qp_goes_back() {
+    let mut b = Bench::new();
+    let (list, halves) = ([b.sge(5, 0, 2000)], [b.sge(5, 0, 500), b.sge(6, 7, 500)]);
+    b.goes_back(7, 1);
+    b.one(&request(0, 100, &list, 1));
+    b.s.poke("request_ready", 0);
+    for psn in 1..=3 {
+        b.push(&request(psn, 1000, &halves, 1));
+    }
+    b.settle();
+    b.goes_back(7, 2);
+    b.push(&request(1, 1000, &list, 2));
+    b.settle();
+    b.s.poke("request_ready", 1);
+    b.settle();
+    assert_eq!((b.reads.len(), b.superseded), (1, 3), "what is sent again is all that is read");
+    b.deliver_all();
+    let slot = b.slots.pop_front().unwrap();
+    assert_eq!(b.take(&slot), b.payload(&request(1, 1000, &list, 2)));
+    b.settle();
+    assert_eq!((b.slots.len(), b.faults.len(), b.s.peek("idle")), (0, 0, 1));
+}
+
+#[test]
 fn a_request_that_was_dropped_unread_stays_dropped_when_its_epoch_comes_round() {
     let mut b = Bench::new();
     let list = [b.sge(5, 0, 200)];

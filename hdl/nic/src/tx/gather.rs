@@ -32,9 +32,10 @@
 //! carries the status that the peer will see.
 //!
 //! A request whose QP has gone back since it was cut (`rewind`) will be cut again, and the peer can only refuse it: it is
-//! dropped, without a read if it has not begun, else when its reads are over, even if packetise has been offered it; but not
-//! if it is faulty. So what is sent again waits for hardly more than its own reads. Of a QP that goes back before anything that
-//! it sent again has left (its timeout is shorter than the way to the line) nothing more is dropped: each way back sends a packet.
+//! dropped, even if packetise has been offered it, but not if it is faulty. Reads that wait for `request` are withdrawn; it leaves
+//! when those under way are over. So what is sent again waits for hardly more than its own reads. Of a QP that goes back before
+//! anything that it sent again has left (its timeout is shorter than the way to the line) nothing more is dropped: each way
+//! back sends a packet.
 //!
 //! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
 //! bytes included.
@@ -284,9 +285,13 @@ impl Module for Gather {
 
         // clock 1 and on: one SGE per clock; three pieces may be under way to a FIFO of 4
         let fifo = instance("request_fifo", &Fifo { depth: 4, width: ReadRequest::total_width(&()) });
-        io.request.valid.set(fifo.output.valid);
-        io.request.data.assign(&ReadRequest::from_bits(&(), fifo.output.data));
-        fifo.output.ready.set(io.request.ready);
+        let asked = ReadRequest::from_bits(&(), fifo.output.data);
+        let asked_of = asked.id.bits(0, slot_bits);
+        let asking = Frame::from_bits(c, frames.read_now("asking", asked_of));
+        let withdrawn = (fifo.output.valid & gone_back("wanted_of_asking", &asking)).named("withdrawn");
+        io.request.valid.set(fifo.output.valid & !withdrawn);
+        io.request.data.assign(&asked);
+        fifo.output.ready.set(io.request.ready | withdrawn);
         let list: Vec<Sig> = (0..c.sges).map(|i| segment.sges.bits(i * 128, 128)).collect();
         // a further SGE: two words, or a part of one
         let further = (index.ge(u64::from(c.sges)) & !segment.inline).named("further");
@@ -439,12 +444,13 @@ impl Module for Gather {
         let ended = io.read_done.valid & io.read_done.client.eq(ReadClient::Gather as u64);
         let ended_slot = io.read_done.id.bits(0, slot_bits);
         let count_bits = index_width(MAX_SGE + 1);
-        let (more, fewer) = (one(asks, current), one(ended, ended_slot));
+        let (more, fewer, unasked) = (one(asks, current), one(ended, ended_slot), one(withdrawn, asked_of));
         let waits: Vec<Sig> = (0..n)
             .rev()
             .map(|i| {
                 let count = reg_init(&format!("reads_{i}"), count_bits, 0);
-                count.set(count + more.bit(i).extend(count_bits) - fewer.bit(i).extend(count_bits));
+                let bit = |set: Sig| set.bit(i).extend(count_bits);
+                count.set(count + bit(more) - bit(fewer) - bit(unasked));
                 count.any()
             })
             .collect();
@@ -462,7 +468,7 @@ impl Module for Gather {
         let too_short = flag("too_short", one(short, current));
         let broken = flag("broken", one(ended & io.read_done.failed, ended_slot));
         let orphan = flag("orphan", one(reserve & orphaned, number(tail)));
-        let unread = flag("unread", one(reserve & superseded, number(tail)));
+        let unread = flag("unread", one(reserve & superseded, number(tail)) | unasked);
 
         // the oldest frame not yet out
         let at_out = |set: Sig| set.bit_at(number(out));

@@ -1595,6 +1595,45 @@ fn a_slot_whose_read_is_under_way_is_not_given_to_another_wqe() {
 }
 
 #[test]
+fn after_a_reset_no_slot_waits_for_a_read_of_before_it() {
+    let mut b = Bench::new(4);
+    b.latency = (500, 501);
+    b.make_room(0, 8);
+    let list: Vec<Sge> = (0..8).map(|n| sge(0x10_0000 + 0x100 * n, 64)).collect();
+    for _ in 0..4 {
+        b.post(0, &list);
+    }
+    b.ring(0);
+    // the second half of a list is asked for, and three WQEs behind it are under way
+    b.run(600);
+    b.offer(send(0, 100, 0, 300));
+    b.offer(write(1, 100, 0x1000, 8));
+    b.latency = (50_000, 50_001);
+    b.run(100);
+    b.post(1, &list[..1]);
+    b.ring(1);
+    b.run(100);
+    assert_eq!((b.reading.len(), b.further.len()), (2, 1));
+    reset(&mut b.s);
+    b.reading.clear();
+    b.offers.clear();
+    (b.reads, b.latency, b.granted) = (0, (20, 40), false);
+    for qp in 0..QPS {
+        b.rams[4].words[qp] = Bits::new(16, 0);
+        b.start(qp, 200);
+    }
+    let before = b.done.len();
+    for qp in [0, 1] {
+        b.post(qp, &list[..if qp == 0 { 8 } else { 1 }]);
+        b.ring(qp);
+    }
+    b.offer(send(0, 200, 0, 300));
+    b.offer(send(1, 200, 0, 64));
+    b.settle();
+    assert_eq!((b.done.len() - before, b.reads), (2, 2));
+}
+
+#[test]
 fn a_write_costs_three_clocks_and_a_send_of_one_piece_four() {
     // through element 0 of 1 and of 16, and through one in each of the further groups
     for (through, most) in

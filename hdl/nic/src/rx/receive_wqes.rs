@@ -13,7 +13,8 @@
 //! of one WQE per QP; they stay until it is spent. So messages that fit the first four SGEs cost no read more.
 //!
 //! Never two reads under way into one slot; never more than [`READS`] under way; none for a QP that does not exist or is
-//! in RESET or ERR, and none while `hold` (the fence of a teardown drains them). Byte address of slot s of QP q:
+//! in RESET or ERR, and none while `hold` (the fence of a teardown drains them). A reset of the function ends reads
+//! that nobody will tell of: it is followed by a sweep over what is known of all QPs. Byte address of slot s of QP q:
 //! (q * slots + s) * 64; the read's id is the same without the factor. Further SGEs: q * 256 in the upper half of the
 //! addresses; the id is that of slot 0 in the upper half of the ids.
 //!
@@ -280,8 +281,12 @@ impl Module for ReceiveWqes {
         let lacks = reg_init("lacks", c.qps, 0);
         io.doorbell.ready.set(1);
 
+        // after a reset no slot waits for a read of before it
+        let sweep = reg_init("sweep", c.qp_bits() + 1, 0);
+        let sweeping = !sweep.msb();
+        when(sweeping, || sweep.set(sweep + 1));
         let phase = reg_init("phase", 2, 0);
-        let rest = phase.eq(0).named("rest");
+        let rest = (phase.eq(0) & !sweeping).named("rest");
         let last = reg_init("last", c.qp_bits(), 0);
         // from the QP after the last one on, then from the first
         let above = want & !((lit(c.qps, 2) << last) - 1);
@@ -319,7 +324,7 @@ impl Module for ReceiveWqes {
         });
         let starts = take_ended | take_forget | take_consumed | take_want;
         when(take_want, || last.set(wanted));
-        phase.set(mux(rest, starts.extend(2), mux(phase.eq(1), lit(2, 2), lit(2, 0))));
+        phase.set(mux(phase.eq(0), starts.extend(2), mux(phase.eq(1), lit(2, 2), lit(2, 0))));
 
         // the event
         let old = Slots::from_bits(&slots, known.word[1]);
@@ -416,9 +421,9 @@ impl Module for ReceiveWqes {
             next.state.set(put(work.state, slot, code(Slot::Pending)));
         });
         when(issue & lacking, || next.further.set(further(Further::Pending)));
-        known.write.enable.set(decide);
-        known.write.address.set(qp);
-        known.write.data.set(next.to_bits());
+        known.write.enable.set(decide | sweeping);
+        known.write.address.set(mux(sweeping, sweep.bits(0, c.qp_bits()), qp));
+        known.write.data.set(next.to_bits() & !sweeping.repeat(width));
         io.changed_valid.set(decide & (is_end | !may));
         io.changed_qp.set(qp);
 

@@ -5,6 +5,7 @@ mod software_card;
 
 use software_card::{World, served::serve};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::JoinHandle;
@@ -161,8 +162,8 @@ fn perf_checks_both_ends_either_asking() {
 }
 
 #[test]
-fn doctor_names_a_lost_link_and_another_contract_with_what_to_do() {
-    let room = Room::new(3);
+fn doctor_names_what_is_wrong_with_a_card_with_what_to_do() {
+    let room = Room::new(4);
     let problems = || {
         let output = room.verbena(&["doctor", "--json"]).output().expect("runs");
         let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON value");
@@ -185,7 +186,20 @@ fn doctor_names_a_lost_link_and_another_contract_with_what_to_do() {
     assert_eq!(contract["remedy"], "use a driver and a bitstream of the same release");
     room.world.cards()[0].link_up = true;
     room.world.cards()[1].layout_hash = contract::LAYOUT_HASH;
+    room.world.cards()[0].unreadable = Some(contract::register::PORT_STATUS);
+    room.world.cards()[1].unreadable = Some(contract::register::MAGIC);
+    let [port, card] = &problems()[..] else { panic!("two problems") };
+    assert_eq!(port["remedy"], "unbind the card and bind it again", "{port}");
+    assert!(card["remedy"].as_str().is_some_and(|remedy| remedy.contains("reload its bitstream")), "{card}");
+    room.world.cards().iter_mut().for_each(|card| card.unreadable = None);
     assert_eq!(problems(), [] as [serde_json::Value; 0], "nothing stays");
+    // a card whose holder refuses others
+    let listener = UnixListener::bind(room.directory.path().join("card0.sock")).expect("the place is free");
+    let holder = std::thread::spawn(move || drop(listener.accept().expect("a connection")));
+    let [held] = &problems()[..] else { panic!("one problem") };
+    assert_eq!(held["subject"], "sim:card0");
+    assert!(held["remedy"].as_str().is_some_and(|remedy| remedy.contains("another process holds the card")));
+    holder.join().expect("no panic");
     room.end();
 }
 

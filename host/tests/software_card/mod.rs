@@ -74,6 +74,8 @@ pub struct Card {
     pub version: u32,
     pub layout_hash: u64,
     pub link_up: bool,
+    /// The register whose reads fail.
+    pub unreadable: Option<u32>,
     pub max_qp: u32,
     /// Commands are read but never answered.
     pub mute: bool,
@@ -201,6 +203,7 @@ impl Card {
             version: reg::VERSION_VALUE,
             layout_hash: contract::LAYOUT_HASH,
             link_up: true,
+            unreadable: None,
             max_qp: 64,
             mute: false,
             faults: Vec::new(),
@@ -898,7 +901,11 @@ impl Backend for SoftwareCard {
 
     fn read32(&self, bar: Bar, offset: u64) -> io::Result<u32> {
         assert_eq!((bar, offset % 4), (Bar::Registers, 0), "the driver reads registers only");
-        Ok(self.world.cards()[self.index].read_register(offset as u32) as u32)
+        let card = &mut self.world.cards()[self.index];
+        if card.unreadable == Some(offset as u32) {
+            return Err(io::Error::other("no answer"));
+        }
+        Ok(card.read_register(offset as u32) as u32)
     }
 
     fn read64(&self, bar: Bar, offset: u64) -> io::Result<u64> {

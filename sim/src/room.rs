@@ -78,6 +78,31 @@ struct Port {
     departed: Vec<Frame>,
     /// When its line is free.
     free: u64,
+    storm: Option<Storm>,
+}
+
+/// Frames that come in through the port, one after another, wherever the line is free.
+struct Storm {
+    frames: Vec<Vec<u8>>,
+    sent: usize,
+    span: u64,
+    /// When it is over, once it has begun.
+    end: Option<u64>,
+}
+
+impl Port {
+    /// Somebody's frame passes: a storm that waits for it begins.
+    fn passed(&mut self, now: u64) {
+        if let Some(storm) = &mut self.storm {
+            storm.end.get_or_insert(now.saturating_add(storm.span));
+        }
+    }
+
+    /// When the storm's next frame is to be made: a frame before the line is free.
+    fn due(&self, rate: u64) -> u64 {
+        let begun = self.storm.as_ref().is_some_and(|storm| storm.end.is_some());
+        if begun { self.free.saturating_sub(line_time(wire::MIN_FRAME as u64, rate)) } else { NEVER }
+    }
 }
 
 /// A frame as it passed an end of the wire.
@@ -222,7 +247,36 @@ impl Room {
         let port = self.port.as_mut().expect("a port was opened");
         let frame = Frame::new(sealed(frame.to_vec()), self.now.max(port.free), self.line_rate);
         port.free = frame.end + line_time(GAP_BYTES, self.line_rate);
+        port.passed(self.now);
         self.send(1, frame)
+    }
+
+    /// From the next frame that passes the port on, these come in again and again for `span` ps, wherever the line is free:
+    /// it is full all the time.
+    ///
+    /// # Panics
+    /// There is no port, or no frame.
+    pub fn storm(&mut self, frames: Vec<Vec<u8>>, span: u64) {
+        assert!(!frames.is_empty(), "a storm of nothing");
+        let port = self.port.as_mut().expect("a port was opened");
+        port.storm = Some(Storm { frames, sent: 0, span, end: None });
+    }
+
+    /// The storm's next frames.
+    fn rage(&mut self) -> Result<(), Error> {
+        while let Some(port) = &mut self.port
+            && port.due(self.line_rate) <= self.now
+            && let Some(storm) = &mut port.storm
+        {
+            if storm.end.is_some_and(|end| end <= self.now) {
+                port.storm = None;
+                break;
+            }
+            let frame = storm.frames[storm.sent % storm.frames.len()].clone();
+            storm.sent += 1;
+            self.arrive(&frame)?;
+        }
+        Ok(())
     }
 
     /// The frames that have left the wire through the port since they were last taken.
@@ -390,6 +444,7 @@ impl Room {
     /// When something happens next by itself: now while a card is awake, later while all sleep; `None`: never.
     pub fn next_event(&self) -> Option<u64> {
         let mut due = self.wire_due.min(self.peer.as_ref().map_or(NEVER, Peer::due));
+        due = due.min(self.port.as_ref().map_or(NEVER, |port| port.due(self.line_rate)));
         for card in &self.cards {
             due = due.min(card.due().unwrap_or(self.now));
         }
@@ -401,6 +456,7 @@ impl Room {
     pub fn is_quiet(&self) -> bool {
         self.cards.iter().all(|card| card.is_asleep() && card.root().quiet())
             && self.wire_due == NEVER
+            && self.port.as_ref().is_none_or(|port| port.due(self.line_rate) == NEVER)
             && self.peer.as_ref().is_none_or(|peer| !peer.eager && peer.arriving.is_empty())
     }
 
@@ -484,6 +540,9 @@ impl Room {
         if self.wire_due <= at {
             self.deliver();
         }
+        if self.port.is_some() {
+            self.rage()?;
+        }
         if self.peer.is_some() {
             self.serve_peer();
         }
@@ -546,6 +605,7 @@ impl Room {
                     (None, None) => {
                         if let Some(port) = &mut self.port {
                             port.departed.push(delivery.frame);
+                            port.passed(self.now);
                         }
                     }
                 }

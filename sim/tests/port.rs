@@ -134,3 +134,32 @@ fn memory_moves_both_ways_through_the_port_over_a_lossy_wire_and_frames_of_other
     assert_eq!(summary.violations, Vec::<String>::new());
     assert!(summary.wire.iter().all(|side| side.dropped > 0), "{:?}", summary.wire);
 }
+
+#[test]
+fn a_storm_fills_what_others_leave_of_the_line_for_its_time_and_begins_with_their_first_frame() {
+    let mut room = Room::new(&model(), RoomConfig::example(1, 7)).unwrap();
+    room.remember_frames();
+    room.power_on().unwrap();
+    room.open_port();
+    let noise = |kind: u8| [&[0xff; 12][..], &[8, 6], &[kind; 46]].concat();
+    const SPAN: u64 = 10_000_000;
+    room.storm(vec![noise(0), noise(1)], SPAN);
+    room.run_for(SPAN).unwrap();
+    assert!(room.sights().is_empty() && room.is_quiet(), "it waits for somebody");
+    let (start, own) = (room.now(), vec![9; 1000]);
+    room.arrive(&own).unwrap();
+    room.run_for(SPAN / 2).unwrap();
+    room.arrive(&own).unwrap();
+    assert!(!room.is_quiet());
+    room.run_for(SPAN).unwrap();
+    assert!(room.is_quiet(), "it is over");
+    let sights = room.sights();
+    assert!(sights.windows(2).all(|pair| pair[1].frame.start - pair[0].frame.end <= 12 * 800 + 1), "a gap");
+    let last = sights.last().expect("frames").frame.end;
+    assert!((SPAN..SPAN + 2 * 67_200).contains(&(last - start)), "{}", last - start);
+    let others = sights.iter().filter(|sight| sight.frame.bytes.len() > 64).count();
+    assert_eq!((others, sights.len()), (2, 2 + (SPAN as usize + 51_200 - 2 * 819_200).div_ceil(67_200)));
+    let kinds =
+        sights.iter().filter(|sight| sight.frame.bytes.len() == 64).map(|sight| sight.frame.bytes[20]);
+    assert!(kinds.enumerate().all(|(n, kind)| usize::from(kind) == n % 2), "one after another");
+}

@@ -68,6 +68,10 @@ pub struct SimArgs {
     /// 127.0.0.1:7700,127.0.0.1:7701: what QEMU's `-netdev dgram` speaks.
     #[arg(long, value_name = "LOCAL,REMOTE")]
     dgram: Option<Addresses>,
+    /// From the first frame at that port on, ARP requests fill what is free of the line to the card for so many
+    /// milliseconds of simulated time.
+    #[arg(long, value_name = "MS", requires = "dgram")]
+    storm: Option<u32>,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -299,6 +303,10 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     if let Some(port) = port {
         server.open_port(port);
     }
+    if let Some(ms) = args.storm {
+        let frames = storm(cards[0].ip);
+        server.change(move |room| room.storm(frames, u64::from(ms) * 1_000_000_000));
+    }
     announce(args, &cards, &server, rate)?;
     let start = Instant::now();
     if args.until_eof {
@@ -317,6 +325,19 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         None => vec![],
     };
     conclude(args, &summary, start.elapsed(), &latency)
+}
+
+/// Questions of a stranger, to all: one in sixteen for the card's address.
+fn storm(card: Ipv4Addr) -> Vec<Vec<u8>> {
+    let question = |n: u8| {
+        let target = if n == 0 { card.octets() } else { [10, 0, 0, 99] };
+        let mut frame = vec![0xff; 6];
+        frame.extend([2, 0, 0, 0, 0, 0x77, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 0x77, 10, 0, 0, 119]);
+        frame.extend([0; 6]);
+        frame.extend(target);
+        frame
+    };
+    (0..16).map(question).collect()
 }
 
 /// Writes the timeline; gives the tables of where the time went.

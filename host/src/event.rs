@@ -41,22 +41,23 @@ pub struct CqEvent {
     pub cqn: u32,
 }
 
-fn new_eventfd() -> Result<OwnedFd> {
+pub(crate) fn new_eventfd() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|error| Error::System { operation: "make an eventfd", source: error.into() })
 }
 
 /// Takes the count; not readable any more.
-fn clear(fd: &OwnedFd) {
+pub(crate) fn clear(fd: &OwnedFd) {
     let _ = rustix::io::read(fd, &mut [0; 8]);
 }
 
 /// Makes the descriptor readable.
-fn raise(fd: &OwnedFd) {
+pub(crate) fn raise(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-fn new_epoll(fds: &[&OwnedFd]) -> Result<OwnedFd> {
+/// Readable while one of these is.
+pub(crate) fn new_epoll(fds: &[BorrowedFd<'_>]) -> Result<OwnedFd> {
     let failed = |error: rustix::io::Errno| Error::System {
         operation: "make an epoll descriptor",
         source: error.into(),
@@ -183,7 +184,7 @@ impl Events {
         // every QP may report twice, every CQ once, beside the port's own
         let queue = EventQueue::new(space, commands, 0, 2 * attributes.max_qp + attributes.max_cq + 64)?;
         let noticed = new_eventfd()?;
-        let waiting = new_epoll(&[&vectors[0], &noticed])?;
+        let waiting = new_epoll(&[vectors[0].as_fd(), noticed.as_fd()])?;
         Ok(Events { queue, vectors, notices: Mutex::default(), noticed, waiting })
     }
 
@@ -353,8 +354,8 @@ impl CompChannel {
             let entries = 2 * inner.attributes().max_cq + inner.attributes().max_qp;
             let queue = EventQueue::new(&inner.space, &inner.commands, eqn, entries)?;
             let raised = new_eventfd()?;
-            let waiting =
-                new_epoll(&[&inner.events.vectors[eqn as usize], &raised, &inner.events.vectors[0]])?;
+            let vectors = &inner.events.vectors;
+            let waiting = new_epoll(&[vectors[eqn as usize].as_fd(), raised.as_fd(), vectors[0].as_fd()])?;
             Ok(ChannelShared { inner: inner.clone(), queue, made: Mutex::default(), raised, waiting })
         };
         match made() {

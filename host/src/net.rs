@@ -7,15 +7,17 @@
 //!
 //! In: frames that are not RoCE, and the port's addresses. Out: answers to ARP, ND and echo requests of IPv4 and IPv6;
 //! the MAC address of a GID, asked for by ARP or ND; pings. Nothing happens between calls: whoever waits here polls
-//! meanwhile, and [`Ip::serve`] does so for a program that is busy with something else. A call takes up to 64 frames, so a
-//! storm holds up nobody for long; what the card has no receive for it drops by name. Only whom this side asked for is
+//! meanwhile, and [`Ip::serve`] does so for a program that is busy with something else, asleep until the card's event of a
+//! frame or the stack's own timer. A call takes up to 64 frames, so a storm holds up nobody for long; what the card has no receive for it drops by name. Only whom this side asked for is
 //! remembered, so a stranger can fill nothing. Frames end at 8191 bytes; no routers: every address is on the link.
 
 use crate::address::{Gid, Mac};
 use crate::context::lock;
 use crate::device::{run_directory, write32};
+use crate::event::{clear, new_epoll, new_eventfd, raise};
 use crate::{
-    Access, Completion, Context, Cq, Error, Mr, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr, WcStatus,
+    Access, CompChannel, Completion, Context, Cq, Error, Mr, Pd, Qp, QpAttr, QpInit, RecvWr, Result, SendWr,
+    WcStatus,
 };
 use contract::register as reg;
 use contract::wire::{ETHERNET_BYTES, RAW_FRAME_MAX};
@@ -31,10 +33,11 @@ use smoltcp::wire::{
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -50,6 +53,8 @@ const TRIES: u32 = 4;
 const PATIENCE: Duration = Duration::from_millis(500);
 /// How long an answer holds.
 const FRESH: Duration = Duration::from_secs(60);
+/// How often a thread that serves looks whether the card is still there, if nothing comes from it.
+const LOOK: Duration = Duration::from_secs(5);
 /// Most addresses of the stack: a feature of smoltcp.
 const ADDRESSES: usize = 8;
 /// What our pings are known by.
@@ -207,6 +212,7 @@ struct Port {
     context: Context,
     qp: Qp,
     cq: Cq,
+    channel: CompChannel,
     receives: Mr,
     sends: Mr,
     /// Slots of `sends` that nobody uses.
@@ -227,7 +233,8 @@ const RECEIVE: u64 = 1 << 32;
 impl Port {
     fn open(context: &Context) -> Result<Port> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq((RECEIVES + SENDS) as u32, None)?;
+        let channel = context.create_comp_channel()?;
+        let cq = context.create_cq((RECEIVES + SENDS) as u32, Some(&channel))?;
         let init =
             QpInit { max_send_wr: SENDS as u32, max_recv_wr: RECEIVES as u32, ..QpInit::raw(&cq, &cq) };
         let qp = pd.create_qp(&init)?;
@@ -239,6 +246,7 @@ impl Port {
             context: context.clone(),
             qp,
             cq,
+            channel,
             receives,
             sends,
             free: (0..SENDS).collect(),
@@ -467,6 +475,17 @@ impl State {
         self.interface.poll(now, &mut self.port, &mut self.sockets);
         self.port.error.take().map_or(Ok(()), Err)
     }
+
+    /// After a poll: how long the stack wants to be left alone unless a frame comes; `None`: there may be more at once.
+    fn rest(&mut self) -> Option<Duration> {
+        if self.port.budget < BUDGET {
+            return None;
+        }
+        let now = instant(self.port.context.now());
+        let pause = self.interface.poll_delay(now, &self.sockets);
+        let pause = pause.map_or(LOOK, |pause| Duration::from(pause).min(LOOK));
+        (!pause.is_zero()).then_some(pause)
+    }
 }
 
 fn instant(now: Duration) -> Instant {
@@ -477,6 +496,10 @@ fn instant(now: Duration) -> Instant {
 pub struct Ip {
     context: Context,
     state: Mutex<State>,
+    /// Rouses the thread that serves.
+    bell: OwnedFd,
+    /// Readable when the bell or the channel is.
+    waiting: OwnedFd,
 }
 
 impl fmt::Debug for Ip {
@@ -506,8 +529,10 @@ impl Ip {
         let bound = socket.bind(icmp::Endpoint::Ident(IDENT));
         debug_assert!(bound.is_ok(), "a fresh socket can be bound");
         let echo = sockets.add(socket);
+        let bell = new_eventfd()?;
+        let waiting = new_epoll(&[bell.as_fd(), port.channel.as_fd()])?;
         let state = State { port, interface, sockets, echo };
-        let ip = Arc::new(Ip { context: context.clone(), state: Mutex::new(state) });
+        let ip = Arc::new(Ip { context: context.clone(), state: Mutex::new(state), bell, waiting });
         addresses.iter().try_for_each(|net| ip.add(*net))?;
         *lock(&context.inner.ip) = Arc::downgrade(&ip);
         Ok(ip)
@@ -659,6 +684,7 @@ impl Ip {
         while socket.recv().is_ok() {}
         // full of requests to somebody who is not there: lost, as they are
         let Ok(packet) = socket.send(8 + bytes, target.into()) else { return Ok(()) };
+        raise(&self.bell);
         let (ident, seq_no, data) = (IDENT, number, &data[..]);
         let sums = ChecksumCapabilities::default();
         match target {
@@ -706,40 +732,90 @@ impl Ip {
         self.until(patience, || self.pinged(target, bytes, number).then(|| self.context.now() - start))
     }
 
-    /// A thread that polls, until it is dropped: for a program that is busy with something else, or with nothing. It looks a
-    /// thousand times a second, or at once while frames come.
+    /// A thread that answers until it is dropped: for a program that is busy with something else, or with nothing.
     pub fn serve(self: &Arc<Ip>) -> Serving {
         let (ip, ends) = (self.clone(), Arc::new(AtomicBool::new(false)));
+        let (gave_up, failure) = mpsc::channel();
         let asked_to_end = ends.clone();
         let thread = std::thread::spawn(move || {
-            while !asked_to_end.load(Ordering::Acquire) {
-                let busy = {
-                    let mut state = lock(&ip.state);
-                    if let Err(error) = state.poll() {
-                        tracing::error!(%error, "ARP, ND and ping are no longer answered");
-                        return;
-                    }
-                    state.port.budget < BUDGET
-                };
-                if !busy {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
+            if let Err(error) = ip.answer(&asked_to_end) {
+                tracing::error!(%error, "ARP, ND and ping are no longer answered");
+                let _ = gave_up.send(error);
             }
         });
-        Serving { ends, thread: Some(thread) }
+        Serving { ip: self.clone(), ends, failure, thread: Some(thread) }
+    }
+
+    fn answer(&self, ends: &AtomicBool) -> Result<()> {
+        let channel = lock(&self.state).port.channel.clone();
+        // one event for each arming, whoever rouses this thread meanwhile: in a storm every arming fires, and one that is made
+        // before the last one's event was taken is two for ever
+        let mut armed = false;
+        while !ends.load(Ordering::Acquire) {
+            clear(&self.bell);
+            while channel.is_ready()? && channel.wait(Some(Duration::ZERO))?.is_some() {
+                armed = false;
+            }
+            let mut state = lock(&self.state);
+            state.poll()?;
+            let Some(pause) = state.rest() else { continue };
+            if !armed {
+                state.port.cq.request_notify(false)?;
+            }
+            drop(state);
+            // `None` arms the interrupt, too
+            armed = armed || channel.wait(Some(Duration::ZERO))?.is_none();
+            if !armed {
+                continue;
+            }
+            let waited = self.context.inner.backend().wait(self.waiting.as_fd(), Some(pause));
+            let woken = waited.map_err(|source| Error::System { operation: "wait for a frame", source })?;
+            if !woken && pause == LOOK {
+                self.context.device().now_ticks()?;
+            }
+        }
+        Ok(())
     }
 }
 
 /// The thread of [`Ip::serve`]; ends with this.
 #[derive(Debug)]
 pub struct Serving {
+    ip: Arc<Ip>,
     ends: Arc<AtomicBool>,
+    failure: mpsc::Receiver<Error>,
     thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    /// Waits until `patience` has passed (`None`: for ever).
+    ///
+    /// # Errors
+    /// Why it has given up.
+    ///
+    /// # Panics
+    /// As the thread did.
+    pub fn wait(&mut self, patience: Option<Duration>) -> Result<()> {
+        let failure = match patience {
+            Some(patience) => self.failure.recv_timeout(patience),
+            None => self.failure.recv().map_err(Into::into),
+        };
+        match failure {
+            Ok(error) => Err(error),
+            Err(mpsc::RecvTimeoutError::Timeout) => Ok(()),
+            // it ends without a word only if it panics
+            Err(mpsc::RecvTimeoutError::Disconnected) => match self.thread.take().map(JoinHandle::join) {
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+                _ => Err(Error::Closed { operation: "answer ARP, ND and ping" }),
+            },
+        }
+    }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
+        raise(&self.ip.bell);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that answers ARP, ND and ping has panicked");
         }

@@ -1,8 +1,8 @@
 //! Cards served to real drivers over vfio-user: two clients, a third that is refused, one that dies, and nobody.
 
 use host::{
-    Access, Context, Cq, Device, DeviceAddress, Mr, Options, Pd, Qp, QpInit, SendWr, WcStatus,
-    backend::Backend,
+    Access, Context, Cq, Device, DeviceAddress, Gid, Ip, IpNet, Mr, Options, Pd, Qp, QpInit, SendWr,
+    StaticNeighbours, WcStatus, backend::Backend,
 };
 use sim::{
     room::{Room, RoomConfig},
@@ -119,6 +119,43 @@ fn two_drivers_move_memory_then_idle_costs_nothing_and_a_third_is_refused() {
     let summary = server.stop().unwrap();
     assert_eq!(summary.violations, Vec::<String>::new());
     assert!(!folder.path().join("card0.sock").exists());
+}
+
+#[test]
+fn stacks_that_serve_sleep_until_somebody_asks_and_tell_when_their_card_is_gone() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    let targets = ["10.0.0.1", "10.0.0.2"].map(|text| text.parse::<std::net::IpAddr>().unwrap());
+    let ips = [0, 1].map(|card| {
+        let gid = Some(Gid::from(targets[card]));
+        let options = Options { neighbours: Arc::new(StaticNeighbours(vec![])), gid, ..Options::default() };
+        let context = Context::start(Device::open(&address(folder.path(), card)).unwrap(), &options).unwrap();
+        Ip::start(&context, &[IpNet::from(targets[card])]).unwrap()
+    });
+    let mut serving = ips.each_ref().map(Ip::serve);
+    // this thread never polls: each question and each answer rouses a thread, which looks by itself every 5 s only
+    for round in 0..20 {
+        let (from, to) = (usize::from(round % 2), usize::from(1 - round % 2));
+        ips[from].ping(targets[to], 56, round).unwrap();
+        let end = Instant::now() + Duration::from_secs(4);
+        while !ips[from].pinged(targets[to], 56, round) {
+            assert!(Instant::now() < end, "ping {round} was not answered");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // what smoltcp does by itself is over
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, start) = (cpu(), Instant::now());
+    serving[0].wait(Some(Duration::from_secs(6))).unwrap();
+    let share = (cpu() - before).as_secs_f64() / start.elapsed().as_secs_f64();
+    println!("idle: {:.4} % of a core", share * 100.0);
+    assert!(share < 0.01, "{share}");
+    server.stop().unwrap();
+    for (card, serving) in serving.iter_mut().enumerate() {
+        let error = serving.wait(Some(Duration::from_secs(20))).expect_err("the card is gone").to_string();
+        assert!(error.contains(&format!("card{card}")), "{error}");
+    }
 }
 
 /// Another process that runs [`a_process_that_is_started_by_other_tests`].

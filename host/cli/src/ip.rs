@@ -4,7 +4,7 @@
 //! verbena ip add 10.0.0.7/24 [--vlan N]    kept in the run directory for whoever opens the card: its GIDs
 //! verbena ip                               shows them
 //! verbena ip delete 10.0.0.7
-//! verbena ip serve                         holds the card, answers ARP, ND and ping
+//! verbena ip serve                         holds the card, answers ARP, ND and ping; ends when it no longer can, and says why
 //! verbena ip ping 10.0.0.2                 asks who has that address, then pings it
 //! ```
 //! A card has one holder: a program that uses it for RDMA answers by itself (`--ip` of ping, pingpong, perf and move).
@@ -99,14 +99,8 @@ pub fn run(args: &IpArgs) -> anyhow::Result<()> {
             let ip = open(&device()?)?;
             let addresses: Vec<String> = ip.addresses().iter().map(ToString::to_string).collect();
             println!("answers for {}", addresses.join(" "));
-            let _serving = ip.serve();
-            match seconds {
-                Some(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
-                None => loop {
-                    std::thread::park();
-                },
-            }
-            Ok(())
+            let served = ip.serve().wait(seconds.map(Duration::from_secs));
+            served.context("ARP, ND and ping are no longer answered")
         }
         Some(Action::Ping { target, size, count, wait, json }) => {
             ping(&*open(&device()?)?, *target, *size, *count, Duration::from_millis(*wait), *json)

@@ -6,7 +6,8 @@
 //! 7 ok, 1 failed, 0 left out
 //! ```
 //!
-//! In: two cards on one wire, simulated or real; with one, the checks that need a peer are left out. Out: a verdict for
+//! In: two cards on one wire, simulated or real; with one, the checks that need a peer are left out, and that of huge pages
+//! where there are none. Out: a verdict for
 //! each check; exit code 1 if one failed. Every check opens the cards anew, so that none spoils the next. It takes
 //! the cards for itself and resets them; it never writes anything that outlives it.
 
@@ -19,7 +20,7 @@ use host::{
     Options, Pd, Qp, QpAttr, QpInit, RecvWr, SendWr, WcStatus,
 };
 use serde_json::json;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, BufRead, BufReader};
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
@@ -54,6 +55,8 @@ const WAIT: Duration = Duration::from_secs(60);
 pub const MEMORY: usize = 256 << 10;
 /// First PSN of every QP.
 const PSN: u32 = 0xff_fff0;
+/// Huge pages of 2 MiB.
+const HUGE_LOG: u8 = 21;
 const RIGHTS: Access = Access::all().difference(Access::INVALIDATE);
 
 /// A check: its name, how many cards it needs, what it does. It tells what it has seen.
@@ -65,6 +68,8 @@ const CHECKS: &[Check] = &[
     ("churn", 1, |cards, _| churn(cards)),
     ("dma", 2, |cards, _| dma(cards)),
     ("memory", 2, |cards, args| memory(cards, (args.memory as usize) << 20)),
+    ("pages", 2, |cards, _| pages(cards, None)),
+    ("huge pages", 2, |cards, _| pages(cards, Some(HUGE_LOG))),
     ("interrupts", 2, |cards, _| interrupts(cards)),
     ("reset", 2, |cards, _| reset(cards)),
     ("kill", 2, |cards, _| kill(cards)),
@@ -93,6 +98,7 @@ pub fn run(args: &SelftestArgs) -> anyhow::Result<()> {
         } else {
             match check(&cards, args) {
                 Ok(detail) => (0, "ok", detail),
+                Err(error) if error.is::<LeftOut>() => (2, "-", format!("left out: {error}")),
                 Err(error) => (1, "FAILED", crate::words(&error)),
             }
         };
@@ -112,6 +118,18 @@ pub fn run(args: &SelftestArgs) -> anyhow::Result<()> {
     ensure!(failed == 0, "{failed} checks failed");
     Ok(())
 }
+
+/// What this machine lacks for a check.
+#[derive(Debug)]
+struct LeftOut(String);
+
+impl std::fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for LeftOut {}
 
 /// One end of a connection, with memory of this program's own.
 pub struct End {
@@ -336,28 +354,86 @@ fn dma(cards: &[DeviceAddress]) -> anyhow::Result<String> {
     Ok(format!("WRITEs of {sizes:?} bytes both ways, SEND, READ, an atomic"))
 }
 
+/// Bytes that [`there_and_back`] moves.
+const PIECE: usize = 5000;
+
+/// From a region of `a` to the memory of `b`, and back to the same place.
+fn there_and_back(a: &End, b: &End, region: &Mr, offset: usize) -> anyhow::Result<()> {
+    let length = region.len();
+    let bytes = pattern(PIECE, offset as u32);
+    region.write(offset, &bytes)?;
+    let sge = [region.sge(offset..offset + PIECE)?];
+    let sent = a.post(SendWr::write(1, &sge, b.memory.addr(), b.memory.rkey()))?;
+    ensure!(sent.status == WcStatus::Success, "byte {offset} of {length}: {}", told(&sent));
+    ensure!(b.memory.to_vec(0..PIECE)? == bytes, "byte {offset} of {length}: other bytes arrived");
+    region.write(offset, &[0; PIECE])?;
+    let sge = [b.memory.sge(0..PIECE)?];
+    let back = b.post(SendWr::write(2, &sge, region.addr() + offset as u64, region.rkey()))?;
+    ensure!(back.status == WcStatus::Success, "byte {offset} of {length}, back: {}", told(&back));
+    let arrived = region.to_vec(offset..offset + PIECE)?;
+    ensure!(arrived == bytes, "byte {offset} of {length}, back: other bytes");
+    Ok(())
+}
+
+/// KiB of this process that its kernel keeps in place: all that is mapped for a real card.
+fn locked() -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).context("no VmLck")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// Mappings of small or of huge pages come and go: data crosses their pages both ways, every DMA map comes back.
+fn pages(cards: &[DeviceAddress], huge: Option<u8>) -> anyhow::Result<String> {
+    // what an emulated IOMMU bears of it
+    let rounds = if huge.is_some() { 30 } else { 100 };
+    let page = 1usize << huge.unwrap_or(12);
+    let map = |pages: usize| {
+        let mut options = memmap2::MmapOptions::new();
+        options.len(pages * page);
+        huge.map(|log| options.huge(Some(log)));
+        options.map_anon().map_err(|error| match huge {
+            Some(_) => LeftOut(format!("no huge page ({error}); as root: sysctl vm.nr_hugepages=8")).into(),
+            None => anyhow::Error::from(error),
+        })
+    };
+    let watched = Watched::open(&cards[0])?;
+    let context = Context::start(Device::new(watched.clone())?, &Options::from_environment()?)?;
+    let (a, b) = (End::on(context)?, End::open(&cards[1])?);
+    join(&a, &b)?;
+    let before = (watched.maps().len(), locked()?);
+    let most = if huge.is_some() { 3 } else { 64 };
+    for round in 0..rounds {
+        let region = a.pd.register(map(2 + round % (most - 1))?, RIGHTS)?;
+        ensure!(
+            watched.maps().len() == before.0 + 1,
+            "a region has {} maps",
+            watched.maps().len() - before.0
+        );
+        if round % 10 == 0 {
+            // at the beginning, across two pages, at the end
+            for offset in [0, page - PIECE.min(page) / 2, region.len() - PIECE] {
+                there_and_back(&a, &b, &region, offset)?;
+            }
+        }
+    }
+    let after = (watched.maps().len(), locked()?);
+    ensure!(before == after, "maps and locked KiB: {before:?} before, {after:?} afterwards");
+    Ok(format!(
+        "{rounds} regions of 2 to {most} pages of {} KiB; {} maps and {} KiB locked, as before",
+        page >> 10,
+        after.0,
+        after.1
+    ))
+}
+
 fn memory(cards: &[DeviceAddress], length: usize) -> anyhow::Result<String> {
-    const PIECE: usize = 5000;
     let (a, b) = pair(cards)?;
     let start = Instant::now();
     let region = a.pd.register(vec![0u8; length], RIGHTS)?;
     let registered = start.elapsed();
     // both ends of it, and the middle
     for offset in [0, length / 2 - PIECE / 2, length - PIECE] {
-        let bytes = pattern(PIECE, offset as u32);
-        region.write(offset, &bytes)?;
-        let sge = [region.sge(offset..offset + PIECE)?];
-        let sent = a.post(SendWr::write(1, &sge, b.memory.addr(), b.memory.rkey()))?;
-        ensure!(sent.status == WcStatus::Success, "byte {offset} of {length}: {}", told(&sent));
-        ensure!(b.memory.to_vec(0..PIECE)? == bytes, "byte {offset} of {length}: other bytes arrived");
-        region.write(offset, &[0; PIECE])?;
-        let sge = [b.memory.sge(0..PIECE)?];
-        let back = b.post(SendWr::write(2, &sge, region.addr() + offset as u64, region.rkey()))?;
-        ensure!(back.status == WcStatus::Success, "byte {offset} of {length}, back: {}", told(&back));
-        ensure!(
-            region.to_vec(offset..offset + PIECE)? == bytes,
-            "byte {offset} of {length}, back: other bytes"
-        );
+        there_and_back(&a, &b, &region, offset)?;
     }
     let start = Instant::now();
     drop(region);
@@ -510,20 +586,25 @@ fn victim(card: &DeviceAddress, words: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// A backend with holes: what is mapped while [`Holes::dig`] is on has an IO address that leads nowhere.
-struct Holes {
+/// A backend whose maps are watched; what is mapped while `dig` is on has an IO address that leads nowhere.
+struct Watched {
     inner: Arc<dyn Backend>,
     dig: AtomicBool,
-    holes: Mutex<HashSet<u64>>,
+    /// IO address, and whether it leads somewhere.
+    maps: Mutex<HashMap<u64, bool>>,
 }
 
-impl Holes {
-    fn holes(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.holes.lock().unwrap_or_else(PoisonError::into_inner)
+impl Watched {
+    fn open(card: &DeviceAddress) -> anyhow::Result<Arc<Watched>> {
+        Ok(Arc::new(Watched { inner: card.connect()?, dig: AtomicBool::new(false), maps: Mutex::default() }))
+    }
+
+    fn maps(&self) -> MutexGuard<'_, HashMap<u64, bool>> {
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Backend for Holes {
+impl Backend for Watched {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -549,15 +630,20 @@ impl Backend for Holes {
         self.inner.config_write(offset, data)
     }
     unsafe fn map(&self, iova: u64, memory: &Memory<'_>) -> io::Result<()> {
-        if self.dig.load(Ordering::Relaxed) {
-            self.holes().insert(iova);
-            return Ok(());
+        let leads = !self.dig.load(Ordering::Relaxed);
+        if leads {
+            // SAFETY: passed on to the caller
+            unsafe { self.inner.map(iova, memory) }?;
         }
-        // SAFETY: passed on to the caller
-        unsafe { self.inner.map(iova, memory) }
+        self.maps().insert(iova, leads);
+        Ok(())
     }
     fn unmap(&self, iova: u64, length: u64) -> io::Result<()> {
-        if self.holes().remove(&iova) { Ok(()) } else { self.inner.unmap(iova, length) }
+        if self.maps().get(&iova) != Some(&false) {
+            self.inner.unmap(iova, length)?;
+        }
+        self.maps().remove(&iova);
+        Ok(())
     }
     fn set_irqs(&self, vectors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.inner.set_irqs(vectors)
@@ -580,8 +666,7 @@ impl Backend for Holes {
 }
 
 fn unmapped(cards: &[DeviceAddress]) -> anyhow::Result<String> {
-    let backend =
-        Arc::new(Holes { inner: cards[0].connect()?, dig: AtomicBool::new(false), holes: Mutex::default() });
+    let backend = Watched::open(&cards[0])?;
     let context = Context::start(Device::new(backend.clone())?, &Options::from_environment()?)?;
     let (mut a, mut b) = (End::on(context)?, End::open(&cards[1])?);
     backend.dig.store(true, Ordering::Relaxed);

@@ -262,8 +262,12 @@ fn two_simulated_cards_pass_every_check_of_the_selftest() {
     let folder = tempfile::tempdir().expect("a folder");
     let _sim = simulate(folder.path(), &[]);
     let (result, code) = selftest(folder.path(), &[]);
-    let counts = [&result["ok"], &result["failed"], &result["left_out"]].map(|count| count.as_u64());
-    assert_eq!((counts, code), ([Some(9), Some(0), Some(0)], Some(0)));
+    assert_eq!((result["failed"].as_u64(), code), (Some(0), Some(0)), "{result}");
+    // not every machine has huge pages
+    let checks = result["checks"].as_array().expect("checks");
+    let left_out: Vec<_> = checks.iter().filter(|check| check["verdict"] == "-").collect();
+    assert!(left_out.iter().all(|check| check["name"] == "huge pages"), "{result}");
+    assert_eq!(result["ok"].as_u64(), Some(11 - left_out.len() as u64));
 }
 
 #[test]
@@ -275,7 +279,7 @@ fn a_dead_wire_fails_the_checks_that_use_it_and_one_card_leaves_them_out() {
     assert_eq!(result["checks"][1]["verdict"], "FAILED");
     assert!(result["checks"][1]["detail"].as_str().expect("words").contains("RetryExcErr"), "{result}");
     let (result, code) = selftest(folder.path(), &["--device", "sim:card1"]);
-    assert_eq!((result["ok"].as_u64(), result["left_out"].as_u64(), code), (Some(3), Some(6), Some(0)));
+    assert_eq!((result["ok"].as_u64(), result["left_out"].as_u64(), code), (Some(3), Some(8), Some(0)));
 }
 
 #[test]

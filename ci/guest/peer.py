@@ -6,7 +6,7 @@
 In: per connection the job, as a line of JSON; then for each of its QPs connection data as ibv_rc_pingpong exchanges them;
 then a line of each end's memory. Out: the work requests of the job, or the memory for them, and a last line of each end:
 what it found. What may be wrong is said in that line and ends the exchange, never the program; all that was made for an
-exchange goes with it.
+exchange goes with it. If the job says so, a stranger (`stranger.py`) forges frames to the other end meanwhile.
 """
 
 import hashlib
@@ -25,7 +25,10 @@ from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
 from pyverbs.wr import SGE, RecvWR, SendWR
 
+from stranger import Stranger
+
 DEVICE = "rxe0"
+MAC = "02:00:00:00:00:0b"
 WAIT = 300
 ADD = 0x0123456789ABCDEF
 MASK = (1 << 64) - 1
@@ -97,12 +100,14 @@ class End:
         route = GlobalRoute(dgid=GID(groups), sgid_index=index, hop_limit=64)
         attr = self.attr
         attr.ah_attr = AHAttr(is_global=1, port_num=1, gr=route)
+        self.theirs = int(qpn, 16), int(psn, 16)
         attr.path_mtu = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}[self.job["mtu"]]
-        attr.dest_qp_num, attr.rq_psn = int(qpn, 16), int(psn, 16)
+        attr.dest_qp_num, attr.rq_psn = self.theirs
         attr.max_dest_rd_atomic = attr.max_rd_atomic = self.job["reads"]
         # the more QPs, the later a simulated card comes to each
         attr.timeout = 17 if self.job["qps"] <= 2 else 20
-        attr.min_rnr_timer, attr.retry_cnt, attr.rnr_retry = 12, 6, 7
+        # a forged request far ahead makes the card say that one is missing, which costs the kernel a retry; 7 are endless
+        attr.min_rnr_timer, attr.retry_cnt, attr.rnr_retry = 12, 7 if self.job["stranger"] else 6, 7
         attr.sq_psn = self.psn
         self.qp.to_rts(attr)
         if not self.job["listener_asks"] and not self.job["late"]:
@@ -240,6 +245,11 @@ def exchange(stream):
         tell(before)
         theirs = hear()
         report = {"error": None, "left": []}
+        stranger = None
+        if job["stranger"]:
+            qpn, psn = ends[0].theirs
+            stranger = Stranger(MAC, qpn, ends[0].psn, psn, theirs[0]["addr"], theirs[0]["rkey"])
+            stranger.start()
         try:
             if job["listener_asks"]:
                 posted = [end.post(part) for end, part in zip(ends, theirs)]
@@ -260,6 +270,9 @@ def exchange(stream):
             report["error"] = str(wrong)
             tell(report)
             found = {"error": None}
+        finally:
+            if stranger:
+                stranger.stop()
         print(job["op"], job["size"], job["count"], report["error"] or found["error"] or "ok", flush=True)
         # the peer's last packets may still want an answer
         stream.read(1)

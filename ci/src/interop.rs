@@ -1,36 +1,38 @@
 //! `cargo ci interop`: a simulated card and the Linux kernel's soft-RoCE on one wire.
 //!
 //! ```text
-//!   verbena pingpong, perf ── vfio-user ── verbena sim: card0 ── wire ── UDP ── virtio-net ── rdma_rxe
-//!        │                                                                         ibv_rc_pingpong, pyverbs
+//!   verbena pingpong, perf, perftest ── vfio-user ── verbena sim: card0 ── wire ── UDP ── virtio-net ── rdma_rxe
+//!        │                                                                 ibv_rc_pingpong, pyverbs, ib_write_bw ...
 //!        └────────── TCP on loopback ─────── QEMU's user network ───── virtio-net ────────┘
 //! ```
-//! QEMU, kernel and the guest's programs are those of the task `vm`; rdma-core's are Debian's, unmodified. The guest is
-//! booted once; every cell has a simulator of its own, with the faults of its wire, and a capture in `target/interop`. For
-//! pings both sides ask for each other's MAC address; for all else they know it, so that a capture shows RoCE alone: the guest
-//! has permanent neighbour entries, the card's programs a table.
+//! QEMU, kernel and the guest's programs are those of the task `vm`; rdma-core's and perftest's are Debian's, unmodified.
+//! The guest is booted once, and again behind the cell that kills it; every cell has a simulator of its own, with the
+//! faults of its wire, and a capture in `target/interop`. For pings both sides ask for each other's MAC address; for all
+//! else they know it, so that a capture shows RoCE alone: the guest has permanent neighbour entries, the card's programs
+//! a table.
 //!
 //! Out: a step per cell, then the judgement of all captures by tshark and the independent ICRC; a run of all cells writes
-//! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` eight of all kinds; with `--or-skip` a
-//! machine that cannot fetch the packages is no failure. Time is the wall clock's wherever card and wire are quiet,
-//! so a kernel's timers mean what they say; a wire with faults draws them from the cell's seed, but which frame meets which
-//! draw depends on both machines. All traffic is on loopback, and everything it starts ends with it.
+//! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` those of `cargo ci test`, which takes
+//! what `cargo test` has built; with `--or-skip` a machine that cannot fetch the packages is no failure. Time is the wall
+//! clock's wherever card and wire are quiet, so a kernel's timers mean what they say; a wire with faults draws them from
+//! the cell's seed, but which frame meets which draw depends on both machines. All traffic is on loopback, and everything
+//! it starts ends with it.
 
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
     net::{TcpListener, UdpSocket},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use lexopt::prelude::*;
 
 use crate::{
     Args, Task, captures, run,
     step::{Steps, Verdict},
-    vm::{self, Guest, Simulator},
+    vm::{self, Guest, Profile, Simulator},
 };
 
 /// The task `interop`.
@@ -55,7 +57,7 @@ const RESULTS: &str = "docs/interop.md";
 /// Connections one after another.
 const CYCLES: u32 = 1000;
 
-/// For a quick look: each program and operation, both directions, both families, faults, refusals.
+/// What `cargo ci test` runs: each program and operation, both directions, both families, faults, refusals.
 const SAMPLE: [&str; 8] = [
     "card-pingpong-4096-hostile",
     "kernel-pingpong-4096-ipv6",
@@ -69,7 +71,10 @@ const SAMPLE: [&str; 8] = [
 /// MTU of the wire, and while pings of 8000 bytes cross it.
 const USUAL: u32 = 4200;
 const JUMBO: u32 = 8177;
-/// The guest's end of the wire, in its shell.
+/// Starts [`PEER`], in the guest's shell.
+const PEER_STARTS: &str = "python3 /usr/bin/peer.py 18600 > /tmp/peer.log 2>&1 &\n\
+                           until grep -q listening /tmp/peer.log; do sleep 0.2; done";
+/// The guest's end of the wire, likewise.
 const WIRE: &str = "wire=$(basename $(dirname $(grep -l 02:00:00:00:00:0b /sys/class/net/*/address)))";
 
 /// Who begins: sends first, or posts the work requests.
@@ -86,6 +91,8 @@ enum By {
     Pingpong,
     /// pyverbs, with this operation of `verbena perf`.
     Perf(&'static str),
+    /// This program of perftest.
+    Perftest(&'static str),
     /// `ping`, and the kernel's own answers.
     Ping,
 }
@@ -126,7 +133,38 @@ enum Trouble {
     Wrong(&'static str),
     /// PSNs begin before the last, so that they start again from 0.
     PsnWraps,
+    /// The kernel's process is killed in the midst of it.
+    DeadPeer,
+    /// The guest is killed in the midst of it.
+    KilledGuest,
+    /// A third one on the wire forges frames to the card.
+    Stranger,
+    /// ARP requests fill the line to the card.
+    Storm,
 }
+
+/// What the card must have refused of the stranger's frames.
+const FORGED: [&str; 15] = [
+    "BadIcrc",
+    "BadPkey",
+    "WrongAddress",
+    "UnknownQp",
+    "UnknownOpcode",
+    "WrongTransport",
+    "BadTransportVersion",
+    "Duplicate",
+    "PsnOutOfSequence",
+    "ResponseUnexpected",
+    "NotRoce",
+    "BadIpHeader",
+    "BadUdpLength",
+    "WrongDestinationMac",
+    "Runt",
+];
+/// Milliseconds of simulated time that a storm lasts: longer than the exchange in it.
+const STORM: u32 = 3;
+/// Least frames that come to the card during the exchange, of which 1280 may be its own.
+const STORM_FRAMES: u64 = 1600;
 
 /// One exchange.
 #[derive(Clone, Copy, PartialEq)]
@@ -152,6 +190,7 @@ impl Cell {
         match self.by {
             By::Pingpong => "pingpong",
             By::Perf(op) => op,
+            By::Perftest(program) => program,
             By::Ping => "ping",
         }
     }
@@ -172,6 +211,10 @@ impl Cell {
             (self.wire == Wire::Hostile, "-hostile"),
             (self.trouble == Trouble::LateReceives, "-late"),
             (self.trouble == Trouble::PsnWraps, "-psn-wraps"),
+            (self.trouble == Trouble::DeadPeer, "-dead-peer"),
+            (self.trouble == Trouble::KilledGuest, "-killed-guest"),
+            (self.trouble == Trouble::Stranger, "-stranger"),
+            (self.trouble == Trouble::Storm, "-storm"),
         ] {
             name += if told { part } else { "" };
         }
@@ -186,6 +229,7 @@ impl Cell {
         let program = match self.by {
             By::Pingpong => "`ibv_rc_pingpong`",
             By::Perf(_) => "pyverbs",
+            By::Perftest(_) => "perftest",
             By::Ping if self.asks == Asks::Card => "none",
             By::Ping => "`ping`",
         };
@@ -195,6 +239,10 @@ impl Cell {
             Trouble::Wrong("gone") => ", the QP is gone: retries exceeded, the rest flushed".to_owned(),
             Trouble::Wrong(what) => format!(", wrong {what}: refused, the rest flushed"),
             Trouble::PsnWraps => ", PSNs wrap".to_owned(),
+            Trouble::DeadPeer => ", the process is killed: retries exceeded in time; then another".to_owned(),
+            Trouble::KilledGuest => ", the PC is killed: retries exceeded in time; then another".to_owned(),
+            Trouble::Stranger => ", a stranger forges frames".to_owned(),
+            Trouble::Storm => ", ARP requests at 10 Gb/s; then pings".to_owned(),
         };
         let asks = if self.asks == Asks::Card { "card" } else { "kernel" };
         let ip = if self.ipv6 { "IPv6" } else { "IPv4" };
@@ -223,6 +271,12 @@ fn cells() -> Vec<Cell> {
         cells.push(Cell { ipv6: true, ..pingpong });
         cells.extend([256, 512, 2048, 4096].map(|mtu| Cell { mtu, size: 10_001, count: 20, ..pingpong }));
         cells.push(Cell { wire: Wire::Hostile, ..pingpong });
+        for program in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
+            cells.push(Cell::new(By::Perftest(program), asks, 20_003, 100));
+        }
+        for program in ["ib_send_lat", "ib_write_lat", "ib_read_lat"] {
+            cells.push(Cell::new(By::Perftest(program), asks, 5001, 50));
+        }
         for op in OPS {
             let atomic = ["fetch-add", "compare-swap"].contains(&op);
             let usual = Cell::new(By::Perf(op), asks, if atomic { 8 } else { 5001 }, 16);
@@ -254,63 +308,104 @@ fn cells() -> Vec<Cell> {
             cells.push(Cell { size: 16 << 20, count: 1, mtu: 4096, ..usual });
             cells.push(Cell { wire: Wire::Lossy, mtu: 256, ..usual });
             cells.push(Cell { trouble: Trouble::PsnWraps, ..usual });
+            cells.push(Cell { trouble: Trouble::Stranger, ..usual });
+            cells.push(Cell { trouble: Trouble::Storm, count: 64, ..usual });
+            let mourned = Cell { trouble: Trouble::DeadPeer, size: 1 << 16, count: 64, ..usual };
+            cells.extend((asks == Asks::Card).then_some(mourned));
         }
         for op in ["send", "write-imm"] {
             let usual = Cell::new(By::Perf(op), asks, 5001, 4);
             cells.push(Cell { trouble: Trouble::LateReceives, ..usual });
         }
     }
+    let usual = Cell::new(By::Perf("write"), Asks::Card, 1 << 16, 64);
+    cells.push(Cell { trouble: Trouble::KilledGuest, ..usual });
     cells
 }
 
+/// Which cells.
+enum Choice {
+    All,
+    Sample,
+    /// Those whose name has one of these parts.
+    Named(Vec<String>),
+}
+
+impl Choice {
+    fn takes(&self, name: &str) -> bool {
+        match self {
+            Choice::All => true,
+            Choice::Sample => SAMPLE.contains(&name),
+            Choice::Named(parts) => parts.iter().any(|part| name.contains(part.as_str())),
+        }
+    }
+}
+
 fn interop(mut args: Args) -> Result<()> {
-    let mut wanted: Vec<String> = Vec::new();
-    let (mut sample, mut or_skip) = (false, false);
+    let (mut named, mut some, mut or_skip) = (Vec::new(), false, false);
     while let Some(arg) = args.next()? {
         match arg {
-            Long("sample") => sample = true,
+            Long("sample") => some = true,
             Long("or-skip") => or_skip = true,
-            Value(name) => wanted.push(name.to_string_lossy().into_owned()),
+            Value(name) => named.push(name.to_string_lossy().into_owned()),
             other => return Err(other.unexpected().into()),
         }
     }
-    let all = cells();
-    let whole = wanted.is_empty() && !sample;
-    let named = |cell: &&Cell| {
-        let name = cell.name();
-        let in_sample = sample && SAMPLE.contains(&name.as_str());
-        whole || in_sample || wanted.iter().any(|part| name.contains(part))
+    let mut steps = Steps::default();
+    let (choice, profile) = match (some, named.is_empty()) {
+        (true, _) => (Choice::Sample, Profile::Dev),
+        (false, true) => (Choice::All, Profile::Release),
+        (false, false) => (Choice::Named(named), Profile::Release),
     };
-    let chosen: Vec<Cell> = all.iter().filter(named).copied().collect();
-    let cycles = whole || wanted.iter().any(|part| "cycles".contains(part.as_str()));
-    if chosen.is_empty() && !cycles {
-        let names: Vec<_> = all.iter().map(Cell::name).chain(["cycles".to_owned()]).collect();
+    let names = cells().iter().map(Cell::name).chain(["cycles".to_owned()]).collect::<Vec<_>>();
+    if !names.iter().any(|name| choice.takes(name)) {
         return Err(crate::usage(format!("no such cell; there are {}", names.join(" "))));
     }
-    let home = vm::home();
-    let folder = run::target().join("interop");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    if vm::fetch(&mut steps, &vm::home(), or_skip) {
+        exchanges(&mut steps, profile, &choice)?;
+    }
+    steps.close()
+}
+
+/// The sample as one step of another task; a machine that cannot fetch the packages leaves it out and says so.
+pub fn sample() -> Result<Verdict> {
+    if let Err(error) = vm::packages(&vm::home()) {
+        return Ok(Verdict::Skipped(format!("NOT SHOWN, no packages: {error:#}")));
+    }
     let mut steps = Steps::default();
-    if !vm::fetch(&mut steps, &home, or_skip) || !steps.step("build", vm::build) {
-        return steps.close();
+    exchanges(&mut steps, Profile::Dev, &Choice::Sample)?;
+    steps.close().map(|()| Verdict::Passed)
+}
+
+/// Boots the guest and runs the cells.
+fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()> {
+    let (home, folder) = (vm::home(), run::target().join("interop"));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    if !steps.step("build", || vm::build(profile)) {
+        return Ok(());
     }
     let mut room = None;
     steps.step("boot", || {
         vm::initramfs(&home)?;
-        room = Some(Room::start(&home, &folder)?);
+        room = Some(Room::start(profile, &home, &folder)?);
         Ok(Verdict::Passed)
     });
-    let Some(mut room) = room else { return steps.close() };
+    let Some(mut room) = room else { return Ok(()) };
     let (mut files, mut rows, mut failed) = (Vec::new(), Vec::new(), 0);
-    for (number, cell) in chosen.iter().enumerate() {
+    for (number, cell) in cells().iter().enumerate() {
         let name = cell.name();
+        if !choice.takes(&name) {
+            continue;
+        }
         let file = folder.join(format!("{name}.pcapng"));
         let passed = steps.step(&name, || room.exchange(cell, number as u64 + 1, &file));
         rows.push(cell.row(if passed { "passes" } else { "**fails**" }));
         failed += u32::from(!passed);
-        files.extend(file.exists().then_some(file));
+        // of frames that are wrong on purpose, or far too many, nobody need say so
+        let judged = ![Trouble::Stranger, Trouble::Storm].contains(&cell.trouble);
+        files.extend((judged && file.exists()).then_some(file));
     }
-    if cycles {
+    if choice.takes("cycles") {
         let file = folder.join("cycles.pcapng");
         steps.step("cycles", || room.cycles(&file));
         files.extend(file.exists().then_some(file));
@@ -320,7 +415,7 @@ fn interop(mut args: Args) -> Result<()> {
     steps.step("power off", || room.guest.end().map(|()| Verdict::Passed));
     steps.step("captures: tshark", || captures::tshark(&files));
     steps.step("captures: icrc", || captures::icrc(&files));
-    if whole {
+    if matches!(choice, Choice::All) {
         steps.step(RESULTS, || {
             let kernel = versions?;
             let text = page(kernel.trim(), &home, &rows, failed)?;
@@ -328,21 +423,29 @@ fn interop(mut args: Args) -> Result<()> {
             Ok(Verdict::Passed)
         });
     }
-    steps.close()
+    Ok(())
 }
 
 /// `docs/interop.md`.
 fn page(kernel: &str, home: &Path, rows: &[String], failed: u32) -> Result<String> {
-    let [core, qemu] = [vm::version(home, "ibverbs-utils")?, vm::version(home, "qemu-system-x86")?];
+    let [core, perftest, qemu] =
+        ["ibverbs-utils", "perftest", "qemu-system-x86"].map(|package| vm::version(home, package));
+    let [core, perftest, qemu] = [core?, perftest?, qemu?];
     Ok(format!(
         "# The card against Linux\n\n\
          Written by `cargo ci interop`: a simulated card of 64 bit and the kernel's soft-RoCE (`rdma_rxe`) on one wire, with\n\
-         rdma-core's unmodified programs in the guest. Linux {kernel}, rdma-core {core}, QEMU {qemu}.\n\n\
-         In each cell all bytes are compared at the receiving end, all completions at both; its capture is judged by tshark and by\n\
-         the independent ICRC. {} cells, {failed} of them fail. For pings both sides find each other by ARP and ND, else the guest\n\
-         has permanent neighbour entries. Not there yet: connection manager, perftest.\n\n\
-         Of soft-RoCE: it answers a message that is longer than its receive with an operational error (NAK 0x63), where the\n\
-         card says invalid request (0x61); it refuses to post an atomic at an odd place, so it cannot ask for one.\n\n\
+         unmodified programs of rdma-core and perftest in the guest. Linux {kernel}, rdma-core {core}, perftest {perftest},\n\
+         QEMU {qemu}.\n\n\
+         In each cell all bytes are compared at the receiving end (but for perftest, which looks at none), all completions at\n\
+         both; its capture is judged by tshark and by the independent ICRC. {} cells, {failed} of them fail. For pings both sides find each other by ARP and ND, else the guest\n\
+         has permanent neighbour entries. Not there: the connection manager.\n\n\
+         The stranger is a third sender in the guest, who has seen QPs, PSNs, address and key: wrong ICRC, P_Key, source, QP,\n\
+         opcode, version, checksum or length, requests of long ago and far ahead, ACKs and NAKs of what is not under way. The card\n\
+         must have refused each kind by name. He keeps from what RC cannot tell from the peer's own: the very next request, and\n\
+         answers to what is under way. Captures with his frames, and with a storm, are kept and not judged.\n\n\
+         A refusal ends with the status that soft-RoCE gives soft-RoCE in the captures of `sim/peer/tests/golden`, but for the\n\
+         first of these. Of soft-RoCE: it answers a message that is longer than its receive with an operational error (NAK 0x63),\n\
+         where the card says invalid request (0x61); it refuses to post an atomic at an odd place, so it cannot ask for one.\n\n\
          {CYCLES} connections one after another, each of a new QP, memory region, CQ and protection domain at both ends, leave\n\
          the kernel with as many objects as before; its memory, that of pyverbs and of the card's program is as large as after a\n\
          tenth of them.\n\n\
@@ -354,6 +457,8 @@ fn page(kernel: &str, home: &Path, rows: &[String], failed: u32) -> Result<Strin
 
 /// The running guest and the ports between it and us.
 struct Room {
+    profile: Profile,
+    home: PathBuf,
     guest: Guest,
     /// UDP ports of the simulated wire and of QEMU.
     wire: [u16; 2],
@@ -363,33 +468,25 @@ struct Room {
 }
 
 impl Room {
-    fn start(home: &Path, folder: &Path) -> Result<Room> {
+    fn start(profile: Profile, home: &Path, folder: &Path) -> Result<Room> {
         // held together, so that they differ; free again when QEMU and the simulators want them
         let udp = [UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?];
         let tcp = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
         let wire = [udp[0].local_addr()?.port(), udp[1].local_addr()?.port()];
         let [pingpong, peer] = [tcp[0].local_addr()?.port(), tcp[1].local_addr()?.port()];
         drop((udp, tcp));
-        let devices = [
-            "-netdev".to_owned(),
-            format!(
-                "dgram,id=wire,local.type=inet,local.host=127.0.0.1,local.port={},remote.type=inet,\
-                 remote.host=127.0.0.1,remote.port={}",
-                wire[1], wire[0]
-            ),
-            "-device".to_owned(),
-            format!("virtio-net-pci,netdev=wire,mac={GUEST_MAC},romfile="),
-            "-netdev".to_owned(),
-            format!(
-                "user,id=talk,hostfwd=tcp:127.0.0.1:{pingpong}-:{PINGPONG},hostfwd=tcp:127.0.0.1:{peer}-:{PEER}"
-            ),
-            "-device".to_owned(),
-            format!("virtio-net-pci,netdev=talk,mac={TALK_MAC},romfile="),
-        ];
-        let mut room = Room { guest: Guest::boot(home, MEMORY, &devices)?, wire, pingpong, peer };
+        let guest = boot(home, wire, [pingpong, peer])?;
+        let mut room = Room { profile, home: home.into(), guest, wire, pingpong, peer };
         // what the guest sends while it makes itself known goes to a card that drops it by name
-        let sim = room.simulator(Wire::Clean, USUAL, 0, &folder.join("boot.pcapng"))?;
-        room.guest.ask(&format!(
+        let sim = room.simulator(&[], USUAL, 0, &folder.join("boot.pcapng"))?;
+        room.introduce()?;
+        sim.end()?;
+        Ok(room)
+    }
+
+    /// The guest's ends of wire and TCP, and its peer.
+    fn introduce(&mut self) -> Result<()> {
+        self.guest.ask(&format!(
             "modprobe virtio_net\n\
              modprobe rdma_rxe\n\
              for path in /sys/class/net/*; do\n\
@@ -408,28 +505,29 @@ impl Room {
              rdma link add rxe0 type rxe netdev $wire\n\
              until grep -q 'ffff:0a00:0002' /sys/class/infiniband/rxe0/ports/1/gids/* 2>/dev/null; do sleep 0.2; done\n\
              ibv_devinfo -d rxe0\n\
-             python3 /usr/bin/peer.py {PEER} > /tmp/peer.log 2>&1 &\n\
-             until grep -q listening /tmp/peer.log; do sleep 0.2; done"
+             {PEER_STARTS}"
         ))?;
-        sim.end()?;
-        Ok(room)
+        Ok(())
     }
 
-    fn simulator(&self, wire: Wire, mtu: u32, seed: u64, capture: &Path) -> Result<Simulator> {
+    fn simulator(&self, wire: &[&str], mtu: u32, seed: u64, capture: &Path) -> Result<Simulator> {
         let ports = format!("127.0.0.1:{},127.0.0.1:{}", self.wire[0], self.wire[1]);
         let (seed, capture) = (seed.to_string(), capture.display().to_string());
         let card = format!("mtu={mtu}");
         let usual = ["--dgram", &ports, "--seed", &seed, "--capture", &capture, "--card", &card];
-        Simulator::start(&[&usual, wire.arguments()].concat())
+        Simulator::start(self.profile, &[&usual, wire].concat())
     }
 
     /// Runs a cell; its simulator ends in any case.
     fn exchange(&mut self, cell: &Cell, seed: u64, capture: &Path) -> Result<Verdict> {
         let mtu = if cell.by == By::Ping { JUMBO } else { USUAL };
-        let sim = self.simulator(cell.wire, mtu, seed, capture)?;
+        let storm = STORM.to_string();
+        let storm = ["--storm", &storm];
+        let faults = if cell.trouble == Trouble::Storm { &storm } else { cell.wire.arguments() };
+        let sim = self.simulator(faults, mtu, seed, capture)?;
         let outcome = match cell.by {
-            By::Pingpong if cell.asks == Asks::Card => self.card_begins(cell, &sim),
-            By::Pingpong => self.kernel_begins(cell, &sim),
+            By::Pingpong | By::Perftest(_) if cell.asks == Asks::Card => self.card_begins(cell, &sim),
+            By::Pingpong | By::Perftest(_) => self.kernel_begins(cell, &sim),
             By::Perf(op) => self.perf(cell, op, &sim),
             By::Ping => self.ping(cell, &sim),
         };
@@ -439,7 +537,7 @@ impl Room {
 
     /// Connects, writes and disconnects, again and again; nothing may stay behind.
     fn cycles(&mut self, capture: &Path) -> Result<Verdict> {
-        let sim = self.simulator(Wire::Clean, USUAL, 0, capture)?;
+        let sim = self.simulator(&[], USUAL, 0, capture)?;
         let cell = Cell::new(By::Perf("write"), Asks::Card, 1001, 2);
         let again = |room: &mut Room, rounds: u32| {
             let mut verbena = room.verbena(&cell, &sim, "perf");
@@ -480,10 +578,11 @@ impl Room {
     /// `verbena` on the card.
     fn verbena(&self, cell: &Cell, sim: &Simulator, command: &str) -> Command {
         let mut verbena = run::command("setpriv", ["--pdeathsig", "TERM"]);
-        verbena.arg(run::target().join("release/verbena")).args([command, "--device", "sim:card0"]);
+        verbena.arg(self.profile.verbena()).args([command, "--device", "sim:card0"]);
         verbena.args(["--mtu", &cell.mtu.to_string(), "--timeout", "300"]);
         // a guest without KVM may take its time, and only a lost packet should be missed
-        let soon = cell.wire != Wire::Clean || cell.trouble == Trouble::Wrong("gone");
+        let missed = [Trouble::Wrong("gone"), Trouble::DeadPeer, Trouble::KilledGuest];
+        let soon = cell.wire != Wire::Clean || missed.contains(&cell.trouble);
         verbena.args(["--ack-timeout", if soon { "15" } else { "18" }]);
         verbena.env("VERBENA_RUN", &sim.folder);
         if cell.ipv6 {
@@ -492,27 +591,39 @@ impl Room {
         verbena
     }
 
-    fn pingpong(&self, cell: &Cell, sim: &Simulator) -> Command {
-        let mut verbena = self.verbena(cell, sim, "pingpong");
+    /// `verbena` as the other end of one of the guest's programs.
+    fn ours(&self, cell: &Cell, sim: &Simulator) -> Command {
+        let mut verbena = match cell.by {
+            By::Perftest(program) => {
+                let mut verbena = self.verbena(cell, sim, "perftest");
+                verbena.arg(program);
+                verbena
+            }
+            _ => {
+                let mut verbena = self.verbena(cell, sim, "pingpong");
+                verbena.args(["--linger", if cell.wire == Wire::Clean { "100" } else { "1000" }]);
+                verbena
+            }
+        };
         verbena.args(["--size", &cell.size.to_string(), "--iters", &cell.count.to_string()]);
-        verbena.args(["--linger", if cell.wire == Wire::Clean { "100" } else { "1000" }]);
         verbena
     }
 
     fn card_begins(&mut self, cell: &Cell, sim: &Simulator) -> Result<()> {
-        let server = ibv_rc_pingpong(cell, "-c");
+        let server = theirs(cell, "");
         self.guest.ask(&format!(
             "rm -f /tmp/rc\n\
              (code=0; {server} > /tmp/out 2>&1 || code=$?; echo $code > /tmp/rc) &\n\
              until grep -Eq ':{PINGPONG:04X} 0+:0000 0A' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done"
         ))?;
-        let mut verbena = self.pingpong(cell, sim);
+        let mut verbena = self.ours(cell, sim);
         verbena.args(["--connect", &format!("127.0.0.1:{}", self.pingpong)]);
         let ours = run::show(&mut verbena);
         // a server whose peer has failed waits for ever
+        let kill = format!("killall {} || true;", server.split(' ').next().unwrap_or_default());
         let theirs = self.guest.ask(&format!(
             "{} until [ -s /tmp/rc ]; do sleep 0.1; done\ncat /tmp/out\nexit $(cat /tmp/rc)",
-            if ours.is_ok() { "" } else { "killall ibv_rc_pingpong || true;" }
+            if ours.is_ok() { "" } else { &kill }
         ));
         ours?;
         let said = theirs?;
@@ -521,22 +632,23 @@ impl Room {
     }
 
     fn kernel_begins(&mut self, cell: &Cell, sim: &Simulator) -> Result<()> {
-        let mut verbena = self.pingpong(cell, sim);
+        let mut verbena = self.ours(cell, sim);
         verbena.args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped());
         println!("$ {}", run::typed(&verbena));
         let mut listener = Listener::start(&mut verbena)?;
-        let client = ibv_rc_pingpong(cell, &format!("-p {} 10.0.2.2", listener.port));
-        let theirs = self.guest.ask(&client);
-        let ours = listener.end(theirs.is_ok());
-        theirs?;
+        let client = theirs(cell, &format!("-p {} 10.0.2.2", listener.port));
+        let said = self.guest.ask(&client);
+        let ours = listener.end(said.is_ok());
+        said?;
         ours
     }
 
     /// Both ask who the other is; the guest's permanent entries come back in any case.
     fn ping(&mut self, cell: &Cell, sim: &Simulator) -> Result<()> {
+        let program = self.profile.verbena();
         let own = |command: &[&str]| {
             let mut verbena = run::command("setpriv", ["--pdeathsig", "TERM"]);
-            verbena.arg(run::target().join("release/verbena")).args(["ip", "--device", "sim:card0"]);
+            verbena.arg(&program).args(["ip", "--device", "sim:card0"]);
             verbena.args(command).env("VERBENA_RUN", &sim.folder).env("VERBENA_NEIGHBOURS", "");
             verbena
         };
@@ -585,11 +697,101 @@ impl Room {
             Trouble::LateReceives => verbena.arg("--late"),
             Trouble::Wrong(what) => verbena.args(["--wrong", what]),
             Trouble::PsnWraps => verbena.args(["--psn", "16777200"]),
+            Trouble::DeadPeer | Trouble::KilledGuest => verbena.args(["--wrong", "dies"]),
+            Trouble::Stranger => verbena.args(["--stranger", "--counters"]),
+            Trouble::Storm => verbena.args(["--ip", "--counters"]),
         };
         verbena.args(["--connect", &format!("127.0.0.1:{}", self.peer)]);
         // what the kernel's end finds, ours tells; what it died of, its log
-        run::show(&mut verbena).inspect_err(|_| drop(self.guest.ask("tail -n 1 /tmp/peer.log")))
+        let outcome = match cell.trouble {
+            Trouble::DeadPeer | Trouble::KilledGuest => self.bereave(cell, verbena),
+            Trouble::Stranger | Trouble::Storm => told(&mut verbena).and_then(|said| counted(cell, &said)),
+            _ => run::show(&mut verbena),
+        };
+        outcome.inspect_err(|_| drop(self.guest.ask("tail -n 1 /tmp/peer.log")))?;
+        if cell.trouble == Trouble::Storm {
+            self.ping(&Cell::new(By::Ping, Asks::Kernel, 56, 5), sim)
+        } else {
+            Ok(())
+        }
     }
+
+    /// Kills the kernel's end when the work is under way, and has it there again when it is over.
+    fn bereave(&mut self, cell: &Cell, mut verbena: Command) -> Result<()> {
+        println!("$ {}", run::typed(&verbena));
+        let mut process = verbena.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut errors = BufReader::new(process.stderr.take().context("no pipe")?);
+        let mut line = String::new();
+        errors.read_line(&mut line)?;
+        let killed =
+            if line.trim() == "under way" { self.kill(cell) } else { Err(anyhow!("it said {line:?}")) };
+        if killed.is_err() {
+            process.kill()?;
+        }
+        // the end of its standard input says that there is another
+        drop(process.stdin.take());
+        let status = process.wait()?;
+        let mut said = String::new();
+        errors.read_to_string(&mut said)?;
+        eprint!("{said}");
+        killed?;
+        ensure!(status.success(), "verbena ended with {status}: {}", said.trim());
+        Ok(())
+    }
+
+    fn kill(&mut self, cell: &Cell) -> Result<()> {
+        if cell.trouble == Trouble::KilledGuest {
+            self.guest.kill()?;
+            vm::messages(&mut self.guest)?;
+            self.guest = boot(&self.home, self.wire, [self.pingpong, self.peer])?;
+            return self.introduce();
+        }
+        self.guest.ask(&format!("kill -9 $(pidof python3)\n{PEER_STARTS}")).map(drop)
+    }
+}
+
+/// Runs it; what it said.
+fn told(verbena: &mut Command) -> Result<String> {
+    println!("$ {}", run::typed(verbena));
+    let said = run::output(verbena)?;
+    println!("{}", said.trim());
+    Ok(said)
+}
+
+/// Whether the card has counted what it was to be troubled with.
+fn counted(cell: &Cell, said: &str) -> Result<()> {
+    let (_, counted) = said.split_once("counted: ").context("it tells of no counters")?;
+    if cell.trouble == Trouble::Storm {
+        let frames = number_after(counted, "RxFrames")?;
+        ensure!(frames >= STORM_FRAMES, "only {frames} frames came: was there a storm?");
+        let [events, interrupts] = ["Eqes", "MsixSent"].map(|name| number_after(counted, name).unwrap_or(0));
+        ensure!(events <= 2 * interrupts, "{events} events for {interrupts} interrupts: one is armed twice");
+        return Ok(());
+    }
+    let missing: Vec<_> = FORGED.iter().filter(|name| number_after(counted, name).is_err()).collect();
+    ensure!(missing.is_empty(), "the card has refused nothing as {missing:?}");
+    Ok(())
+}
+
+/// A guest between the wire's UDP ports and these TCP ports.
+fn boot(home: &Path, wire: [u16; 2], [pingpong, peer]: [u16; 2]) -> Result<Guest> {
+    let devices = [
+        "-netdev".to_owned(),
+        format!(
+            "dgram,id=wire,local.type=inet,local.host=127.0.0.1,local.port={},remote.type=inet,\
+             remote.host=127.0.0.1,remote.port={}",
+            wire[1], wire[0]
+        ),
+        "-device".to_owned(),
+        format!("virtio-net-pci,netdev=wire,mac={GUEST_MAC},romfile="),
+        "-netdev".to_owned(),
+        format!(
+            "user,id=talk,hostfwd=tcp:127.0.0.1:{pingpong}-:{PINGPONG},hostfwd=tcp:127.0.0.1:{peer}-:{PEER}"
+        ),
+        "-device".to_owned(),
+        format!("virtio-net-pci,netdev=talk,mac={TALK_MAC},romfile="),
+    ];
+    Guest::boot(home, MEMORY, &devices)
 }
 
 /// The number behind a word.
@@ -608,7 +810,7 @@ fn grows(what: &str, early: u64, late: u64) -> Result<()> {
 }
 
 /// The guest's program, with the GID of the cell's family.
-fn ibv_rc_pingpong(cell: &Cell, rest: &str) -> String {
+fn theirs(cell: &Cell, rest: &str) -> String {
     let gid = if cell.ipv6 {
         "fd00:0000:0000:0000:0000:0000:0000:0002"
     } else {
@@ -616,7 +818,14 @@ fn ibv_rc_pingpong(cell: &Cell, rest: &str) -> String {
     };
     let find = format!("basename $(grep -l {gid} /sys/class/infiniband/rxe0/ports/1/gids/[0-9] | head -n 1)");
     let Cell { size, count, mtu, .. } = cell;
-    format!("ibv_rc_pingpong -d rxe0 -g $({find}) -s {size} -n {count} -m {mtu} {rest}")
+    let usual = |gid: &str| format!("-d rxe0 {gid} $({find}) -s {size} -n {count} -m {mtu}");
+    match cell.by {
+        // its clock is the emulated PC's, and its time-out long enough for a simulated card
+        By::Perftest(program) => format!("{program} {} -u 18 -F {rest}", usual("-x")),
+        _ => format!("ibv_rc_pingpong {} -c {rest}", usual("-g")),
+    }
+    .trim_end()
+    .to_owned()
 }
 
 /// `verbena` at its end of a TCP port.
@@ -709,8 +918,10 @@ mod tests {
     #[test]
     fn the_kernels_program_is_given_the_gid_of_the_cells_family() {
         let cell = Cell::new(By::Pingpong, Asks::Card, 64, 2);
-        let line = ibv_rc_pingpong(&cell, "-c");
+        let line = theirs(&cell, "");
         assert!(line.contains("ffff:0a00:0002") && line.ends_with("-s 64 -n 2 -m 1024 -c"), "{line}");
-        assert!(ibv_rc_pingpong(&Cell { ipv6: true, ..cell }, "").contains("fd00:"));
+        assert!(theirs(&Cell { ipv6: true, ..cell }, "").contains("fd00:"));
+        let line = theirs(&Cell { by: By::Perftest("ib_send_lat"), ..cell }, "-p 7 host");
+        assert!(line.starts_with("ib_send_lat -d rxe0 -x") && line.ends_with("-p 7 host"), "{line}");
     }
 }

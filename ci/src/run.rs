@@ -24,7 +24,7 @@ pub fn target() -> PathBuf {
 }
 
 /// A command in the repository's root.
-pub fn command<I: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = I>) -> Command {
+pub fn command<I: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: impl IntoIterator<Item = I>) -> Command {
     let mut command = Command::new(program);
     command.args(args).current_dir(root()).stdin(Stdio::null());
     command

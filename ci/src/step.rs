@@ -63,7 +63,7 @@ impl Steps {
         for row in &self.rows {
             let (word, why) = match &row.result {
                 Ok(Verdict::Passed) => ("passed", String::new()),
-                Ok(Verdict::Skipped(why)) => ("skipped", format!("  {why}")),
+                Ok(Verdict::Skipped(why)) => ("skipped", format!("  {}", why.lines().next().unwrap_or(""))),
                 Err(error) => ("FAILED", format!("  {}", error.to_string().lines().next().unwrap_or(""))),
             };
             *match &row.result {
@@ -108,7 +108,7 @@ mod tests {
             rows: vec![
                 row("fmt", 400, Ok(Verdict::Passed)),
                 row("clippy", 61_000, Err(anyhow!("`cargo clippy` failed: exit status: 101"))),
-                row("synth", 0, Ok(Verdict::Skipped("no RTL yet".to_owned()))),
+                row("synth", 0, Ok(Verdict::Skipped("no RTL yet\nmore of it".to_owned()))),
             ],
         };
         let expected = "\

@@ -54,6 +54,7 @@ const PROGRAMS: &[&str] = &[
     "ibverbs-utils",
     "ibverbs-providers",
     "python3-pyverbs",
+    "perftest",
 ];
 const KERNEL: &str = "linux-image-amd64";
 /// Of the kernel's package: itself, and what vfio-pci, virtio's network card and rdma_rxe need.
@@ -99,11 +100,11 @@ fn vm(mut args: Args) -> Result<()> {
         return steps.close();
     }
     let mut took = start.elapsed();
-    if steps.step("build", build) {
+    if steps.step("build", || build(Profile::Release).and_then(|_| build_static())) {
         let mut sim = None;
         let simulated = steps.step("simulator", || {
             let capture = home.join("wire.pcapng").display().to_string();
-            sim = Some(Simulator::start(&["--cards", "2", "--capture", &capture])?);
+            sim = Some(Simulator::start(Profile::Release, &["--cards", "2", "--capture", &capture])?);
             Ok(Verdict::Passed)
         });
         if simulated && let Some(sim) = &mut sim {
@@ -132,6 +133,7 @@ pub fn home() -> PathBuf {
 fn guest_steps(steps: &mut Steps, home: &Path, sim: &Simulator) {
     let mut guest = None;
     let booted = steps.step("boot", || {
+        put_program(home)?;
         initramfs(home)?;
         guest = Some(Guest::boot(home, MEMORY, &devices(sim))?);
         Ok(Verdict::Passed)
@@ -171,7 +173,7 @@ pub fn fetch(steps: &mut Steps, home: &Path, or_skip: bool) -> bool {
 }
 
 /// Fetches and unpacks what is not there yet.
-fn packages(home: &Path) -> Result<Verdict> {
+pub fn packages(home: &Path) -> Result<Verdict> {
     let stamp = home.join("complete");
     let wanted = format!("{RELEASE} {NEWER} {QEMU:?} {PROGRAMS:?} {KERNEL} {KERNEL_FILES:?}");
     if fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
@@ -330,15 +332,50 @@ fn quietly(command: &mut Command) -> Result<()> {
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The simulator, and the guest's program without it: static, so that it runs anywhere.
-pub fn build() -> Result<Verdict> {
-    run::show(&mut run::cargo(["build", "--release", "--package", "verbena", "--bin", "verbena"]))?;
+/// How the programs outside of the guest are built.
+#[derive(Clone, Copy)]
+pub enum Profile {
+    /// As `cargo test` has built them.
+    Dev,
+    Release,
+}
+
+impl Profile {
+    /// The program with simulator.
+    pub fn verbena(self) -> PathBuf {
+        let folder = match self {
+            Profile::Dev => "debug",
+            Profile::Release => "release",
+        };
+        run::target().join(folder).join("verbena")
+    }
+}
+
+/// The program with simulator.
+pub fn build(profile: Profile) -> Result<Verdict> {
+    let what: &[&str] = match profile {
+        // of the whole workspace, so that nothing is built with other features than `cargo test` did
+        Profile::Dev => &["build", "--workspace", "--bin", "verbena"],
+        Profile::Release => &["build", "--release", "--package", "verbena", "--bin", "verbena"],
+    };
+    run::show(&mut run::cargo(what)).map(|()| Verdict::Passed)
+}
+
+/// The guest's program, without it: static, so that it runs anywhere.
+fn build_static() -> Result<Verdict> {
     let mut guest = run::cargo(["build", "--release", "--package", "verbena", "--bin", "verbena"]);
     guest
         .args(["--no-default-features", "--target", TARGET])
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
-    run::show(&mut guest)?;
-    Ok(Verdict::Passed)
+    run::show(&mut guest).map(|()| Verdict::Passed)
+}
+
+/// The static program's place in the guest.
+fn put_program(home: &Path) -> Result<()> {
+    let program = run::target().join(TARGET).join("release/verbena");
+    fs::copy(&program, home.join("guest/usr/bin/verbena"))
+        .with_context(|| format!("cannot copy {}", program.display()))?;
+    Ok(())
 }
 
 /// Adds to the unpacked packages what makes them a system, and packs them.
@@ -350,13 +387,12 @@ pub fn initramfs(home: &Path) -> Result<()> {
     for folder in ["dev", "proc", "sys", "tmp", "usr/sbin"] {
         fs::create_dir_all(root.join(folder))?;
     }
-    for (file, place) in [("init", "init"), ("peer.py", "usr/bin/peer.py")] {
+    for (file, place) in
+        [("init", "init"), ("peer.py", "usr/bin/peer.py"), ("stranger.py", "usr/bin/stranger.py")]
+    {
         fs::copy(run::root().join("ci/guest").join(file), root.join(place))
             .with_context(|| format!("cannot copy ci/guest/{file}"))?;
     }
-    let program = run::target().join(TARGET).join("release/verbena");
-    fs::copy(&program, root.join("usr/bin/verbena"))
-        .with_context(|| format!("cannot copy {}", program.display()))?;
     let mut pack = run::command(
         "sh",
         [
@@ -388,11 +424,11 @@ pub struct Simulator {
 
 impl Simulator {
     /// Starts it with these arguments and waits until it is ready.
-    pub fn start(args: &[&str]) -> Result<Simulator> {
+    pub fn start(profile: Profile, args: &[&str]) -> Result<Simulator> {
         // a socket's path is short, a target folder's need not be
         let folder = std::env::temp_dir().join(format!("verbena-vm-{}", std::process::id()));
         let mut command = run::command("setpriv", ["--pdeathsig", "TERM"]);
-        command.arg(run::target().join("release/verbena")).args(["sim", "--until-eof"]).args(args);
+        command.arg(profile.verbena()).args(["sim", "--until-eof"]).args(args);
         command.env("VERBENA_RUN", &folder);
         // the memory that a check leaves unmapped is no news
         command.env("VERBENA_LOG", "error");
@@ -511,7 +547,7 @@ impl Guest {
         let scripts = qemu.stdin.take();
         let mut guest = Guest { qemu, scripts, lines, console };
         guest.answer().map_err(|error| error.context(guest.last_words()))?;
-        guest.ask("verbena --version; uname -r; cut -d' ' -f1 /proc/uptime")?;
+        guest.ask("uname -r; cut -d' ' -f1 /proc/uptime")?;
         Ok(guest)
     }
 
@@ -545,6 +581,13 @@ impl Guest {
                 Err(RecvTimeoutError::Disconnected) => bail!("QEMU ended"),
             }
         }
+    }
+
+    /// Takes its power away.
+    pub fn kill(&mut self) -> Result<()> {
+        self.qemu.kill()?;
+        self.qemu.wait()?;
+        Ok(())
     }
 
     /// The end of the kernel's messages.
@@ -698,7 +741,7 @@ fn little_memory(guest: &mut Guest) -> Result<Verdict> {
 }
 
 fn selftest(guest: &mut Guest) -> Result<Verdict> {
-    let text = guest.ask("verbena selftest --memory 1024")?;
+    let text = guest.ask("sysctl -w vm.nr_hugepages=8; verbena selftest --memory 1024")?;
     ensure!(text.contains(" 0 failed, 0 left out"), "not every check was made");
     Ok(Verdict::Passed)
 }

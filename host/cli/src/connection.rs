@@ -55,7 +55,8 @@ pub struct Opened {
     pub cq: Cq,
     /// The protection domain of buffers.
     pub pd: Pd,
-    own: Endpoint,
+    /// What the peer is to be told.
+    pub own: Endpoint,
     serving: Option<Serving>,
 }
 
@@ -104,9 +105,7 @@ impl PeerArgs {
         prepare: impl FnOnce(&Opened) -> anyhow::Result<()>,
     ) -> anyhow::Result<Connection> {
         let connect = |peer| {
-            let attr = self.attributes(&opened, peer)?;
-            let (max_rd_atomic, max_dest_rd_atomic) = (as_in.max_rd_atomic, as_in.max_dest_rd_atomic);
-            opened.connect(&QpAttr { access: as_in.access, max_rd_atomic, max_dest_rd_atomic, ..attr })?;
+            self.join(&opened, peer, as_in)?;
             prepare(&opened)
         };
         if self.listen.is_some() {
@@ -120,6 +119,13 @@ impl PeerArgs {
             connect(peer)?;
         }
         Ok(opened.connected(stream, self.wait()))
+    }
+
+    /// Connects with a peer whose connection data are known, with the rights and READs of `as_in`.
+    pub fn join(&self, opened: &Opened, peer: Endpoint, as_in: &QpAttr) -> anyhow::Result<()> {
+        let attr = self.attributes(opened, peer)?;
+        let (max_rd_atomic, max_dest_rd_atomic) = (as_in.max_rd_atomic, as_in.max_dest_rd_atomic);
+        opened.connect(&QpAttr { access: as_in.access, max_rd_atomic, max_dest_rd_atomic, ..attr })
     }
 
     fn wait(&self) -> Duration {

@@ -6,6 +6,7 @@
 //! verbena ping                    two processes, messages back and forth
 //! verbena pingpong                the same with ibv_rc_pingpong at the other end
 //! verbena perf                    two processes, any operation, every byte and completion checked at both ends
+//! verbena perftest                the other end of perftest's ib_write_bw and its kin
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
 //! verbena ip                      a card's own addresses; ARP, ND and ping answered or sent
@@ -26,6 +27,7 @@ mod ip;
 mod mover;
 mod perf;
 mod perfetto;
+mod perftest;
 mod ping;
 mod pingpong;
 mod selftest;
@@ -57,6 +59,8 @@ enum Command {
     Pingpong(pingpong::PingpongArgs),
     /// Do work requests of one kind between two processes and check every byte and completion.
     Perf(perf::PerfArgs),
+    /// Be the other end of a program of perftest, such as ib_write_bw, whose exchange over TCP it speaks.
+    Perftest(perftest::PerftestArgs),
     /// Move a file from one process to another by RDMA.
     Move(mover::MoveArgs),
     /// Check cards, machine and driver together: registers, DMA, interrupts, reset, a killed process, unmapped memory.
@@ -96,6 +100,7 @@ fn main() -> ExitCode {
         Command::Ping(args) => ping::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
+        Command::Perftest(args) => perftest::run(&args),
         Command::Move(args) => mover::run(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::Ip(args) => ip::run(&args),

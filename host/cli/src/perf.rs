@@ -11,7 +11,9 @@
 //! with its place; READ too; atomics by each value returned and the last one. With `--wrong` the first request must fail with
 //! the status that the standard gives it, the others be flushed, and memory stay as it was. All that belongs to an exchange
 //! is made for it and goes with it; --rounds of them follow one another on one context. The other end may be
-//! `ci/guest/peer.py` on the verbs of a kernel.
+//! `ci/guest/peer.py` on the verbs of a kernel. `--wrong dies` needs somebody who kills that end after the line `under way`
+//! on stderr, and says by a line on standard input, or its end, that there is another: the first exchange must end in the time that the
+//! timeout and the retries say, the second be as any.
 
 use crate::connection::{Connection, PeerArgs};
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -58,6 +60,12 @@ pub struct PerfArgs {
     /// Ask for what may not be done.
     #[arg(long, value_enum, default_value = "nothing")]
     wrong: Wrong,
+    /// The other end forges frames meanwhile, if it can; the connecting side says it.
+    #[arg(long)]
+    stranger: bool,
+    /// Tell what the card counted.
+    #[arg(long)]
+    counters: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -90,6 +98,8 @@ enum Wrong {
     Alignment,
     /// It asks a QP that is no more.
     Gone,
+    /// Nothing; but the other end dies in the midst of it.
+    Dies,
 }
 
 impl Wrong {
@@ -99,7 +109,7 @@ impl Wrong {
             Wrong::Nothing => WcStatus::Success,
             Wrong::Key | Wrong::Range | Wrong::Rights => WcStatus::RemAccessErr,
             Wrong::Length | Wrong::Alignment => WcStatus::RemInvReqErr,
-            Wrong::Gone => WcStatus::RetryExcErr,
+            Wrong::Gone | Wrong::Dies => WcStatus::RetryExcErr,
         }
     }
 }
@@ -131,6 +141,8 @@ struct Job {
     listener_asks: bool,
     late: bool,
     wrong: Wrong,
+    /// The listening side forges frames.
+    stranger: bool,
     /// The first PSN of both ends, if it is to be chosen.
     psn: Option<u32>,
 }
@@ -172,9 +184,16 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
     let context = args.peer.card()?;
     let place = args.peer.place()?;
     let mut early = None;
+    let dies = args.wrong == Wrong::Dies;
+    if dies {
+        let took = bereaved(args, &context, place.meet()?).context("the exchange whose other end dies")?;
+        println!("the dead peer was given up {took:.3} s of the card's clock after the last completion");
+        std::io::stdin().read_line(&mut String::new()).context("wait for another peer")?;
+    }
+    let wrong = if dies { Wrong::Nothing } else { args.wrong };
     for round in 0..args.rounds {
         let Job { op, size, count, qps, .. } =
-            exchange(args, &context, place.meet()?).with_context(|| format!("exchange {round}"))?;
+            exchange(args, wrong, &context, place.meet()?).with_context(|| format!("exchange {round}"))?;
         if round == 0 {
             let each = if qps == 1 { String::new() } else { format!(" on each of {qps} QPs") };
             println!("{op:?}: {count} of {size} bytes{each}, all right at both ends");
@@ -190,6 +209,14 @@ pub fn run(args: &PerfArgs) -> anyhow::Result<()> {
             args.rounds / 10
         );
     }
+    if args.counters {
+        let device = context.device();
+        let rejects = device.rejects()?.into_iter().map(|(row, count)| (row.name(), count));
+        let stages = device.stage_counters()?.into_iter().map(|(row, count)| (row.name(), count));
+        let counted = rejects.chain(stages).filter(|(_, count)| *count > 0);
+        let words: Vec<_> = counted.map(|(name, count)| format!("{name} {count}")).collect();
+        println!("counted: {}", words.join(", "));
+    }
     Ok(())
 }
 
@@ -200,8 +227,60 @@ fn resident() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
+/// What the connecting side asks for.
+fn job(args: &PerfArgs, wrong: Wrong) -> Job {
+    Job {
+        op: args.op,
+        size: if args.op.is_atomic() { 8 } else { args.size },
+        count: args.count,
+        qps: args.qps,
+        mtu: args.peer.mtu,
+        reads: args.reads,
+        listener_asks: args.reverse,
+        late: args.late,
+        wrong,
+        stranger: args.stranger,
+        psn: args.peer.psn,
+    }
+}
+
+/// Asks an end that dies in the midst of it: seconds of the card's clock from the last completion until it is given up.
+fn bereaved(args: &PerfArgs, context: &Context, mut stream: TcpStream) -> anyhow::Result<f64> {
+    let job = job(args, Wrong::Dies);
+    let asks = !job.listener_asks && args.peer.connect.is_some() && job.qps == 1;
+    ensure!(asks, "--wrong dies is for the connecting side, which asks, on one QP");
+    tell(&mut stream, &job)?;
+    let mut end = End::connect(&args.peer, context, &stream, &job, 0)?;
+    // the stream ends long before the retries do
+    end.connection.alone = true;
+    tell(&mut stream, &[end.about()?])?;
+    let theirs: Vec<About> = hear(&mut stream)?;
+    end.post(theirs.first().context("the peer tells of no QP")?)?;
+    let (mut last, mut failed) = (context.device().now_ticks()?, None);
+    for slot in 0..job.count {
+        let found = end.connection.wait()?;
+        match (found.status, failed) {
+            (WcStatus::Success, None) => last = found.timestamp,
+            (WcStatus::RetryExcErr, None) if slot > 0 => failed = Some(found.timestamp.wrapping_sub(last)),
+            (WcStatus::WrFlushErr, Some(_)) => {}
+            (other, _) => bail!("work request {slot} ended as {}", other.name()),
+        }
+        ensure!(found.wr_id == u64::from(slot), "work request {slot} ended as {}", found.wr_id);
+        if slot == 0 {
+            eprintln!("under way");
+        }
+    }
+    let took = failed.context("the peer did all that it was asked for: it died too late")?;
+    ensure!(
+        end.patience.contains(&took),
+        "the peer was given up after {took} ticks, should be {:?}",
+        end.patience
+    );
+    Ok(took as f64 / f64::from(context.attributes().core_clock_khz) / 1e3)
+}
+
 /// Runs one end of one exchange.
-fn exchange(args: &PerfArgs, context: &Context, mut stream: TcpStream) -> anyhow::Result<Job> {
+fn exchange(args: &PerfArgs, wrong: Wrong, context: &Context, mut stream: TcpStream) -> anyhow::Result<Job> {
     let listens = args.peer.listen.is_some();
     let job = if listens {
         let job: Job = hear(&mut stream)?;
@@ -210,18 +289,7 @@ fn exchange(args: &PerfArgs, context: &Context, mut stream: TcpStream) -> anyhow
         ensure!(fits, "the peer wants {job:?}, which this end cannot do: is --mtu the same?");
         job
     } else {
-        let job = Job {
-            op: args.op,
-            size: if args.op.is_atomic() { 8 } else { args.size },
-            count: args.count,
-            qps: args.qps,
-            mtu: args.peer.mtu,
-            reads: args.reads,
-            listener_asks: args.reverse,
-            late: args.late,
-            wrong: args.wrong,
-            psn: args.peer.psn,
-        };
+        let job = job(args, wrong);
         tell(&mut stream, &job)?;
         job
     };
@@ -472,5 +540,48 @@ impl End {
             ensure!(hash == theirs.hash, "the bytes differ");
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../sim/peer/tests/golden/captures.rs"]
+mod captures;
+
+#[cfg(test)]
+mod tests {
+    use super::captures::CASES;
+    use super::*;
+
+    /// What both ends expect is what a kernel was given by a kernel; that of an atomic at an odd place is not among it, since
+    /// that kernel refuses to post one.
+    #[test]
+    fn refusals_end_with_the_status_that_one_kernel_gave_another() {
+        let kernels = |name: &str| CASES.iter().find(|case| case.name == name).expect("a capture").end;
+        for (wrong, capture) in [
+            (Wrong::Key, "v_bad_rkey_write"),
+            (Wrong::Key, "v_bad_rkey_read"),
+            (Wrong::Rights, "v_write_noperm"),
+            (Wrong::Rights, "v_atomic_noperm"),
+            (Wrong::Range, "v_write_oob"),
+            (Wrong::Gone, "v_retry_exceeded"),
+            (Wrong::Nothing, "v_mix"),
+        ] {
+            assert_eq!(wrong.status(), kernels(capture), "{capture}");
+        }
+        // the card finds a long message by its first packet that does not fit, and says so as the standard does
+        assert_eq!(
+            (Wrong::Length.status(), kernels("v_send_too_long")),
+            (WcStatus::RemInvReqErr, WcStatus::RemOpErr)
+        );
+        let agent = include_str!("../../../ci/guest/peer.py");
+        for line in [
+            "\"key\": ACCESS",
+            "\"range\": ACCESS",
+            "\"rights\": ACCESS",
+            "\"length\": REQUEST",
+            "IBV_WC_RETRY_EXC_ERR",
+        ] {
+            assert!(agent.contains(line), "{line}");
+        }
     }
 }

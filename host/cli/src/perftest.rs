@@ -1,0 +1,356 @@
+//! `verbena perftest`: the other end of perftest's `ib_send_bw`, `ib_write_lat` and their kin, unmodified.
+//!
+//! ```text
+//! TCP: version (16 bytes), two sizes (4 each), path MTU (2), keys (108) of the QP, keys two or three times more as it stands
+//! RC:  what the test does: the connecting side asks; in ib_send_lat and ib_write_lat both send in turn
+//! TCP: after ib_write_bw and ib_read_bw keys and its figures (5 of 8 bytes); after all but ib_write_lat keys
+//! ```
+//! In all of TCP the connecting side says something and the listening one answers in kind. So the listening end needs no order:
+//! it answers keys by keys and gives all else back, which is the same version, size and MTU, and figures that nobody prints.
+//! Out: every completion and length is checked, and that all of it came; perftest itself looks at no bytes. The connecting end
+//! keeps the order of Debian 13's, 25.01.
+
+use crate::connection::{Opened, PeerArgs};
+use anyhow::{Context as _, bail, ensure};
+use clap::{Args, ValueEnum};
+use host::exchange::Endpoint;
+use host::{Access, Completion, Gid, Mr, Operation, QpAttr, RecvWr, SendWr, StageCounter, WcStatus};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+/// Which test.
+#[derive(Debug, Args)]
+pub struct PerftestArgs {
+    /// The program at the other end.
+    #[arg(value_enum)]
+    test: Test,
+    #[command(flatten)]
+    peer: PeerArgs,
+    /// Bytes of a message, as the other end has them.
+    #[arg(short, long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 23))]
+    size: u32,
+    /// Messages, as the other end has them.
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(5..))]
+    iters: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Test {
+    #[value(name = "ib_send_bw")]
+    SendBw,
+    #[value(name = "ib_send_lat")]
+    SendLat,
+    #[value(name = "ib_write_bw")]
+    WriteBw,
+    #[value(name = "ib_write_lat")]
+    WriteLat,
+    #[value(name = "ib_read_bw")]
+    ReadBw,
+    #[value(name = "ib_read_lat")]
+    ReadLat,
+}
+
+impl Test {
+    fn is_bandwidth(self) -> bool {
+        matches!(self, Test::SendBw | Test::WriteBw | Test::ReadBw)
+    }
+
+    fn receives(self) -> bool {
+        matches!(self, Test::SendBw | Test::SendLat)
+    }
+}
+
+/// Messages of keys and what they tell: LID, READs, QP, PSN, key, address, GID byte by byte, SRQ.
+const KEYS: usize = 108;
+/// Work requests of a kind at once.
+const DEPTH: u32 = 64;
+/// A bandwidth test's addresses wander within so much.
+const CYCLE: usize = 4096;
+const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+const SEND: u64 = 0;
+const RECEIVE: u64 = 1;
+
+/// An end as keys tell of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Keys {
+    endpoint: Endpoint,
+    reads: u8,
+    rkey: u32,
+    addr: u64,
+}
+
+impl Keys {
+    fn pack(&self) -> [u8; KEYS] {
+        let Endpoint { qpn, psn, gid } = self.endpoint;
+        let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}:")).collect();
+        let text = format!(
+            "0000:{:04x}:{qpn:06x}:{psn:06x}:{:08x}:{:016x}:{gid}{:08x}:",
+            self.reads, self.rkey, self.addr, 0
+        );
+        let mut bytes = [0; KEYS];
+        bytes[..text.len()].copy_from_slice(text.as_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Keys> {
+        let text = std::str::from_utf8(bytes.split(|byte| *byte == 0).next()?).ok()?;
+        let parts: Option<Vec<u64>> =
+            text.trim_end_matches(':').split(':').map(|part| u64::from_str_radix(part, 16).ok()).collect();
+        let parts = parts?;
+        let [_, reads, qpn, psn, rkey, addr, ref gid @ .., _] = parts[..] else { return None };
+        let gid: [u8; 16] = gid.iter().map(|byte| *byte as u8).collect::<Vec<_>>().try_into().ok()?;
+        let endpoint = Endpoint { qpn: qpn as u32, psn: psn as u32, gid: Gid(gid) };
+        Some(Keys { endpoint, reads: reads as u8, rkey: rkey as u32, addr })
+    }
+}
+
+/// This end.
+struct End<'a> {
+    args: &'a PerftestArgs,
+    opened: Opened,
+    memory: Mr,
+    own: Keys,
+    peer: Option<Keys>,
+    /// Messages asked for, completed, posted receives, and come.
+    asked: u32,
+    done: u32,
+    posted: u32,
+    came: u32,
+}
+
+/// Runs one end.
+pub fn run(args: &PerftestArgs) -> anyhow::Result<()> {
+    let context = args.peer.card()?;
+    let opened = args.peer.make(&context, DEPTH, 0)?;
+    let room = (args.size as usize).max(CYCLE);
+    let memory = opened.pd.allocate(2 * room, RIGHTS)?;
+    // what the peer writes to; what is sent lies behind it
+    memory.write(0, &vec![0x5a; room])?;
+    memory.write(args.size as usize - 1, &[0])?;
+    let own = Keys { endpoint: opened.own, reads: 4, rkey: memory.rkey(), addr: memory.addr() };
+    let mut end = End { args, opened, memory, own, peer: None, asked: 0, done: 0, posted: 0, came: 0 };
+    let place = args.peer.place()?;
+    let stream = place.meet()?;
+    if args.peer.listen.is_some() {
+        end.answer(stream)?
+    } else {
+        end.ask(stream)?
+    }
+    let sent =
+        context.device().stage_counters()?.into_iter().find(|(row, _)| *row == StageCounter::TxPackets);
+    let sent = sent.map_or(0, |(_, count)| count);
+    let reads = matches!(args.test, Test::ReadBw | Test::ReadLat);
+    ensure!(!reads || sent >= u64::from(args.iters), "only {sent} requests or responses of READs were sent");
+    println!("{} of {} bytes, all completions right", args.iters, args.size);
+    Ok(())
+}
+
+impl End<'_> {
+    fn room(&self) -> usize {
+        (self.args.size as usize).max(CYCLE)
+    }
+
+    /// The listening end, until the peer is gone.
+    fn answer(&mut self, mut stream: TcpStream) -> anyhow::Result<()> {
+        let patience = Duration::from_secs(self.args.peer.timeout.max(1));
+        let mut heard = Instant::now();
+        loop {
+            if host::backend::readable(stream.as_fd(), Some(Duration::from_micros(200)))? {
+                let mut message = [0; 256];
+                let length = match stream.read(&mut message) {
+                    Ok(0) => return self.judge(),
+                    Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return self.judge(),
+                    read => read.context("hear from the peer")?,
+                };
+                tracing::debug!(length, text = %String::from_utf8_lossy(&message[..length]), "heard");
+                let keys = self.own.pack();
+                let mut answer = &message[..length];
+                if length == KEYS {
+                    let peer = Keys::parse(answer).context("the peer's keys")?;
+                    match self.peer {
+                        None => self.connect(peer)?,
+                        // it stands at both ends, or will soon: ib_write_lat's listening end begins
+                        Some(_) if self.args.test == Test::WriteLat && self.asked == 0 => self.send()?,
+                        Some(_) => {}
+                    }
+                    answer = &keys;
+                }
+                stream.write_all(answer).context("answer the peer")?;
+                heard = Instant::now();
+            }
+            if self.turn()? {
+                heard = Instant::now();
+            }
+            ensure!(heard.elapsed() < patience, "the peer was silent for {} s", patience.as_secs());
+        }
+    }
+
+    /// The connecting end, in the order of the program that listens.
+    fn ask(&mut self, mut stream: TcpStream) -> anyhow::Result<()> {
+        let mut tell = |own: &[u8]| -> anyhow::Result<Vec<u8>> {
+            stream.write_all(own).context("tell the peer")?;
+            let mut answer = vec![0; own.len()];
+            stream.read_exact(&mut answer).context("hear from the peer")?;
+            tracing::debug!(length = own.len(), text = %String::from_utf8_lossy(&answer), "heard");
+            Ok(answer)
+        };
+        let mut version = [0; 16];
+        version[..4].copy_from_slice(b"6.24");
+        tell(&version)?;
+        tell(&(CYCLE as u32).to_be_bytes())?;
+        tell(&64u32.to_be_bytes())?;
+        tell(&[b'0' + self.args.peer.mtu.ilog2() as u8 - 7, 0])?;
+        let keys = self.own.pack();
+        let answer = tell(&keys)?;
+        self.connect(Keys::parse(&answer).context("the peer's keys")?)?;
+        let reports = matches!(self.args.test, Test::WriteBw | Test::ReadBw);
+        // once for the QP, once when it stands, once more where receives were posted, or are usual
+        (0..if reports { 2 } else { 3 }).try_for_each(|_| tell(&keys).map(drop))?;
+        let iters = self.args.iters;
+        match self.args.test {
+            // the other end begins
+            Test::WriteLat => {}
+            Test::SendLat | Test::ReadLat => self.send()?,
+            _ => (0..iters.min(DEPTH)).try_for_each(|_| self.send())?,
+        }
+        let patience = Duration::from_secs(self.args.peer.timeout.max(1));
+        let mut moved = Instant::now();
+        let answers = if self.args.test == Test::SendLat { iters } else { 0 };
+        while self.done < iters || self.came < answers {
+            if self.turn()? {
+                moved = Instant::now();
+            } else {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            ensure!(
+                moved.elapsed() < patience,
+                "{} of {iters} messages in {} s",
+                self.done,
+                patience.as_secs()
+            );
+        }
+        if reports {
+            tell(&keys)?;
+            for figure in [u64::from(self.args.size), iters.into(), 0, 0, 0] {
+                tell(&figure.to_be_bytes())?;
+            }
+        }
+        if self.args.test != Test::WriteLat {
+            tell(&keys)?;
+        }
+        self.judge()
+    }
+
+    fn connect(&mut self, peer: Keys) -> anyhow::Result<()> {
+        let attr = QpAttr { access: RIGHTS, max_rd_atomic: 4, max_dest_rd_atomic: 16, ..QpAttr::default() };
+        self.args.peer.join(&self.opened, peer.endpoint, &attr)?;
+        self.peer = Some(peer);
+        let receives = if self.args.test.receives() { self.args.iters.min(DEPTH) } else { 0 };
+        (0..receives).try_for_each(|_| self.receive())
+    }
+
+    fn receive(&mut self) -> anyhow::Result<()> {
+        let sge = [self.memory.sge(0..self.args.size as usize)?];
+        self.opened.qp.post_recv(&[RecvWr::new(RECEIVE, &sge)])?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Asks for the next message.
+    fn send(&mut self) -> anyhow::Result<()> {
+        let Keys { rkey, addr, .. } = self.peer.context("no peer yet")?;
+        let (size, from) = (self.args.size as usize, self.room());
+        self.asked += 1;
+        let operation = match self.args.test {
+            Test::SendBw | Test::SendLat => Operation::Send,
+            Test::WriteBw | Test::WriteLat => Operation::Write { addr, rkey },
+            Test::ReadBw | Test::ReadLat => Operation::Read { addr, rkey },
+        };
+        if self.args.test == Test::WriteLat {
+            // the peer looks for the number in the last byte
+            self.memory.write(from + size - 1, &[self.asked as u8])?;
+        }
+        let sges = [self.memory.sge(from..from + size)?];
+        Ok(self.opened.qp.post_send(&[SendWr::new(SEND, operation, &sges).signaled()])?)
+    }
+
+    /// Takes what has come; whether there was something.
+    fn turn(&mut self) -> anyhow::Result<bool> {
+        let PerftestArgs { test, iters, size, ref peer } = *self.args;
+        let listens = peer.listen.is_some();
+        let mut entries = [Completion::default(); 16];
+        let count = self.opened.cq.poll(&mut entries)?;
+        for found in &entries[..count] {
+            if found.status != WcStatus::Success {
+                bail!("message {}: {} ({})", self.done, found.status.name(), found.status.doc());
+            }
+            if found.wr_id == RECEIVE {
+                ensure!(found.byte_len == size, "{} bytes came instead of {size}", found.byte_len);
+                self.came += 1;
+                if self.posted < iters {
+                    self.receive()?;
+                }
+                // each answers the other's
+                if test == Test::SendLat && self.asked < iters && (listens || self.asked == self.came) {
+                    self.send()?;
+                }
+                continue;
+            }
+            self.done += 1;
+            let next = test.is_bandwidth() || test == Test::ReadLat;
+            if next && self.asked < iters {
+                self.send()?;
+            }
+        }
+        if test == Test::WriteLat && self.came < iters && self.peer.is_some() {
+            let place = size as usize - 1;
+            if self.memory.to_vec(place..place + 1)? == [(self.came + 1) as u8] {
+                self.came += 1;
+                // the listening end has sent one before
+                if self.asked < iters {
+                    self.send()?;
+                }
+                return Ok(true);
+            }
+        }
+        Ok(count > 0)
+    }
+
+    /// Whether all has come that should.
+    fn judge(&self) -> anyhow::Result<()> {
+        let PerftestArgs { test, iters, ref peer, .. } = *self.args;
+        let listens = peer.listen.is_some();
+        let came = match test {
+            Test::SendBw if !listens => 0,
+            Test::SendBw | Test::SendLat | Test::WriteLat => iters,
+            _ => 0,
+        };
+        ensure!(self.came >= came, "{} of {came} messages came", self.came);
+        if test == Test::WriteBw && listens {
+            let written = self.memory.to_vec(0..self.args.size as usize)?;
+            ensure!(written.iter().any(|byte| *byte != 0x5a), "nothing was written");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_as_long_as_perftest_reads_and_come_back() {
+        let gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1]);
+        let endpoint = Endpoint { qpn: 0x12, psn: 0xabcdef, gid };
+        let keys = Keys { endpoint, reads: 4, rkey: 0x8000_0001, addr: 0x7f00_1234_5678 };
+        let text = b"0000:0004:000012:abcdef:80000001:00007f0012345678:\
+            00:00:00:00:00:00:00:00:00:00:ff:ff:0a:00:00:01:00000000:\0";
+        assert_eq!(keys.pack(), *text);
+        assert_eq!(Keys::parse(text), Some(keys));
+        assert!(Keys::parse(&text[..40]).is_none() && Keys::parse(b"").is_none());
+    }
+}

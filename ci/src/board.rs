@@ -6,18 +6,13 @@
 //!                                   └─> tclsh ci/tools/vivado.tcl ─> recording, compared with constraints/BOARD/recording.txt
 //! ```
 //! The project script runs here with recorded stub commands in Vivado's place; every port, bit, module and register that
-//! a constraint names must be in the emitted RTL, and every port and crossing must be constrained. Package pins that our
-//! sources do not state come from the user's site file (`--site`); without one, names stand in for them.
+//! a constraint names must be in the emitted RTL, and every port and crossing must be constrained. Pins and sites come
+//! from `board.toml`, which names the source of each.
 //! `--cosim`: the card's PCIe part, from emitted RTL, against the model of the hard core in cocotbext-pcie, by Verilator.
 //! In: the tree. Out: the folder; a failure that names what is wrong. `--update` writes the recording. Without
 //! `--project` and `--cosim`: both.
 
-use std::{
-    ffi::OsStr,
-    fmt::Write,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsStr, fmt::Write, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
@@ -41,18 +36,17 @@ const FILES: [&str; 8] = [
 /// The task `board`.
 pub const TASK: Task = Task {
     name: "board",
-    args: "alveo-u55c [--project [--site FILE] [--update]] [--cosim [--only TEST]]",
+    args: "alveo-u55c [--project [--update]] [--cosim [--only TEST]]",
     about: "the Vivado project of a board, checked against the RTL with recorded stubs; its PCIe shim in co-simulation",
     needs: &["constraints/alveo-u55c"],
     run: |mut args: Args| {
-        let (mut board, mut site, mut update, mut only) = (None, None, false, None);
+        let (mut board, mut update, mut only) = (None, false, None);
         let (mut projects, mut simulates) = (false, false);
         while let Some(arg) = args.next()? {
             match arg {
                 Long("project") => projects = true,
                 Long("cosim") => simulates = true,
                 Long("only") => only = Some(args.value()?),
-                Long("site") => site = Some(PathBuf::from(args.value()?)),
                 Long("update") => update = true,
                 Value(name) if board.is_none() => board = Some(name.string()?),
                 other => return Err(other.unexpected().into()),
@@ -62,7 +56,7 @@ pub const TASK: Task = Task {
         let board = board.ok_or_else(|| usage(format!("name a board: {}", BOARDS.join(", "))))?;
         install::install(false)?;
         if projects || !simulates {
-            project(&board, site.as_deref(), update)?;
+            project(&board, update)?;
         }
         if simulates || !projects {
             cosim(only.as_deref())?;
@@ -99,7 +93,7 @@ fn cosim(only: Option<&OsStr>) -> Result<()> {
 }
 
 /// Writes the project of `board`, and runs its script with stubs.
-pub fn project(board: &str, site: Option<&Path>, update: bool) -> Result<()> {
+pub fn project(board: &str, update: bool) -> Result<()> {
     let constraints = run::root().join("constraints").join(board);
     let out = run::target().join("boards").join(board);
     fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
@@ -113,28 +107,17 @@ pub fn project(board: &str, site: Option<&Path>, update: bool) -> Result<()> {
     write(&out.join("settings.tcl"), &board_file.settings(&read(&rtl.join("files.f"))?))?;
     let facts = out.join("facts.tcl");
     write(&facts, &board_file.facts(&modules)?)?;
-    let stand_in = out.join("names.tcl");
-    write(&stand_in, &board_file.names())?;
-    let recording = run_stubbed(&facts, &out.join("build.tcl"), site.unwrap_or(&stand_in))?;
-    println!(
-        "{}: every port and every crossing is constrained, with {}",
-        out.display(),
-        site.map_or("names in place of the pins and sites that are not known here".into(), |site| format!(
-            "pins and sites of {}",
-            site.display()
-        ))
-    );
-    if site.is_none() {
-        compare(&constraints.join("recording.txt"), &recording, update)?;
-    }
-    println!("on a machine with Vivado: vivado -mode batch -source build.tcl -tclargs SITE.tcl");
+    let recording = run_stubbed(&facts, &out.join("build.tcl"))?;
+    println!("{}: every port and every crossing is constrained", out.display());
+    compare(&constraints.join("recording.txt"), &recording, update)?;
+    println!("on a machine with Vivado, in that folder: vivado -mode batch -source build.tcl");
     Ok(())
 }
 
 /// Runs a project script with the stubs; what it did, one command per line.
-fn run_stubbed(facts: &Path, script: &Path, site: &Path) -> Result<String> {
+fn run_stubbed(facts: &Path, script: &Path) -> Result<String> {
     let mut tclsh = run::command("tclsh", ["ci/tools/vivado.tcl"]);
-    tclsh.args([facts, script, site]);
+    tclsh.args([facts, script]);
     run::output(&mut tclsh).map(|text| text + "\n")
 }
 
@@ -178,47 +161,59 @@ fn write(path: &Path, text: &str) -> Result<()> {
 struct Board {
     part: String,
     top: String,
-    pins: Vec<String>,
+    /// Of the hard blocks: what and where.
+    sites: Vec<(String, String)>,
+    /// Port and package pin.
+    pins: Vec<(String, String)>,
     lanes: Vec<String>,
 }
 
 impl Board {
-    /// The few lines of TOML that are asked for: `name = "text"` and arrays of texts.
+    /// The few lines of TOML that are asked for: `name = "text"`, tables of such lines, and arrays of texts.
     fn parse(text: &str) -> Result<Board> {
-        let value = |name: &str, close: &str| -> Result<Vec<String>> {
-            let at = text.lines().scan(0, |at, line| {
-                let here = *at;
-                *at += line.len() + 1;
-                Some((here, line))
-            });
-            let begin = at
-                .filter(|(_, line)| line.split('=').next().is_some_and(|key| key.trim() == name))
-                .map(|(here, line)| here + line.find('=').unwrap_or(0) + 1)
-                .next()
-                .with_context(|| format!("board.toml does not say {name}"))?;
-            let end = text[begin..].find(close).with_context(|| format!("{name} does not end"))?;
-            Ok(text[begin..begin + end].split('"').skip(1).step_by(2).map(str::to_owned).collect())
-        };
         let one = |name: &str| -> Result<String> {
-            value(name, "\n")?.pop().with_context(|| format!("{name} is not a text"))
+            let line = text.lines().find(|line| line.split('=').next().is_some_and(|key| key.trim() == name));
+            let line = line.with_context(|| format!("board.toml does not say {name}"))?;
+            Ok(line.split('"').nth(1).with_context(|| format!("{name} is not a text"))?.to_owned())
+        };
+        let table = |name: &str| -> Result<&str> {
+            let head = format!("[{name}]\n");
+            let begin =
+                text.find(&head).with_context(|| format!("board.toml has no table {name}"))? + head.len();
+            Ok(text[begin..].split("\n[").next().unwrap_or_default())
+        };
+        let pairs = |name: &str| -> Result<Vec<(String, String)>> {
+            let lines = table(name)?.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+            lines
+                .map(|line| {
+                    let (key, value) = line.split_once('=').with_context(|| format!("{name}: {line}"))?;
+                    let value = value.split('"').nth(1).with_context(|| format!("{key} is not a text"))?;
+                    Ok((key.trim().to_owned(), value.to_owned()))
+                })
+                .collect()
         };
         Ok(Board {
             part: one("part")?,
             top: one("top")?,
-            pins: value("pins", "]")?,
-            lanes: value("lanes", "]")?,
+            sites: pairs("sites")?,
+            pins: pairs("pins")?,
+            lanes: table("lanes")?.split('"').skip(1).step_by(2).map(str::to_owned).collect(),
         })
     }
 
     /// What `build.tcl` reads beside the constraints.
     fn settings(&self, files: &str) -> String {
         let xdcs: Vec<&str> = FILES.into_iter().filter(|file| file.ends_with(".xdc")).collect();
+        let flat = |pairs: &[(String, String)]| {
+            pairs.iter().map(|(key, value)| format!("{key} {value}")).collect::<Vec<_>>().join(" ")
+        };
         format!(
-            "# By cargo ci board.\nset part {}\nset top {}\nset xdcs {{{}}}\nset site_pins {{{}}}\nset rtl {{{}}}\n",
+            "# By cargo ci board.\nset part {}\nset top {}\nset xdcs {{{}}}\narray set site {{{}}}\nset package_pins {{{}}}\nset rtl {{{}}}\n",
             self.part,
             self.top,
             xdcs.join(" "),
-            self.pins.join(" "),
+            flat(&self.sites),
+            flat(&self.pins),
             files.split_whitespace().collect::<Vec<_>>().join(" ")
         )
     }
@@ -235,23 +230,14 @@ impl Board {
         };
         write!(text, "set top {}\nset ports {{", self.top)?;
         ports(&mut text)?;
-        write!(text, " }}\nset pins {{{}}}\nset lanes {{{}}}\n", self.pins.join(" "), self.lanes.join(" "))?;
+        let pins: Vec<&str> = self.pins.iter().map(|(port, _)| port.as_str()).collect();
+        write!(text, " }}\nset pins {{{}}}\nset lanes {{{}}}\n", pins.join(" "), self.lanes.join(" "))?;
         text += "set modules {";
         for module in modules {
             write!(text, "\n  {} {{{}}}", module.name, module.registers.join(" "))?;
         }
         text += "\n}\n";
         Ok(text)
-    }
-
-    /// A site file with names in place of what is not known.
-    fn names(&self) -> String {
-        let mut text = String::new();
-        for name in ["pcie_block", "cmac_core", "cmac_gt_group"] {
-            text += &format!("set site({name}) <{name}>\n");
-        }
-        let pins: Vec<String> = self.pins.iter().map(|port| format!("{port} <{port}>")).collect();
-        text + &format!("set site(pins) {{{}}}\n", pins.join(" "))
     }
 }
 
@@ -322,11 +308,10 @@ endmodule
 "#;
 
     const SCRIPT: &str = "
-source [lindex $argv 0]
 create_clock -period 10.0 [get_ports clk_p]
 set_property PACKAGE_PIN A1 [get_ports clk_p]
 set_property IOSTANDARD LVDS [get_ports clk_p]
-set_property PACKAGE_PIN $site(led) [get_ports led]
+set_property PACKAGE_PIN B2 [get_ports led]
 set_property IOSTANDARD LVCMOS18 [get_ports {led}]
 foreach top [get_cells -hierarchical -filter {REF_NAME =~ top}] {
     set_max_delay -datapath_only 3.1 -from [get_cells $top/tail_gray_reg*] -to [get_cells -quiet $top/seen_meta_reg*]
@@ -338,19 +323,19 @@ write_bitstream top.bit
     fn judge(name: &str, board: &Board, script: &str) -> Result<String, String> {
         let folder = run::target().join(format!("ci-board-test-{}-{name}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
-        let [facts, build, site] = ["facts.tcl", "build.tcl", "site.tcl"].map(|file| folder.join(file));
+        let [facts, build] = ["facts.tcl", "build.tcl"].map(|file| folder.join(file));
         write(&facts, &board.facts(&[rtl_module(RTL).unwrap()]).unwrap()).unwrap();
         write(&build, script).unwrap();
-        write(&site, "set site(led) B2\n").unwrap();
         let mut tclsh = run::command("tclsh", ["ci/tools/vivado.tcl"]);
-        let done = tclsh.args([facts, build, site]).output().unwrap();
+        let done = tclsh.args([facts, build]).output().unwrap();
         fs::remove_dir_all(&folder).unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
     }
 
     fn board() -> Board {
-        let text = "part = \"xc\"  # a part\ntop = \"top\"\n[site]\npins = [\n  \"clk_p\",\n  \"led\",\n]\nlanes = [\"rx\"]\n";
+        let text = "part = \"xc\"  # a part\ntop = \"top\"\n\n# where\n[sites]\nblock = \"X0Y1\"  # a source\n\n[pins]\n\
+                    # a comment\nclk_p = \"A1\"\nled = \"B2\"  # another\n\n[lanes]\nports = [\n  \"rx\",\n]\n";
         Board::parse(text).unwrap()
     }
 
@@ -360,11 +345,16 @@ write_bitstream top.bit
         let want = Board {
             part: "xc".into(),
             top: "top".into(),
-            pins: list(&["clk_p", "led"]),
+            sites: vec![("block".into(), "X0Y1".into())],
+            pins: vec![("clk_p".into(), "A1".into()), ("led".into(), "B2".into())],
             lanes: list(&["rx"]),
         };
         assert_eq!(board(), want);
         assert!(Board::parse("part = \"xc\"\n").unwrap_err().to_string().contains("does not say top"));
+        let settings = board().settings("a.sv\nb.sv\n");
+        assert!(settings.contains(
+            "\narray set site {block X0Y1}\nset package_pins {clk_p A1 led B2}\nset rtl {a.sv b.sv}\n"
+        ));
         let port = |name: &str, direction: &str, width| (name.to_owned(), direction.to_owned(), width);
         let want = RtlModule {
             name: "top".into(),

@@ -49,8 +49,6 @@ fn test(args: Args) -> anyhow::Result<()> {
     // the two cores are free now, which a kernel in an emulated PC is glad of
     steps.step("eight exchanges with Linux", interop::sample);
     steps.step("coarse synthesis", || synth::synth("small", false));
-    steps.step("project of alveo-u55c", || {
-        board::project("alveo-u55c", None, false).map(|()| Verdict::Passed)
-    });
+    steps.step("project of alveo-u55c", || board::project("alveo-u55c", false).map(|()| Verdict::Passed));
     steps.close()
 }

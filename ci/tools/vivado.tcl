@@ -1,6 +1,6 @@
 # Stands in for Vivado: runs a project script with recorded stub commands, and judges its constraints.
 #
-#   tclsh vivado.tcl FACTS SCRIPT SITE          FACTS, by cargo ci board, sets
+#   tclsh vivado.tcl FACTS SCRIPT               FACTS, by cargo ci board, sets
 #       top      name of the top module                  ports      {NAME {input|output WIDTH} ...} of it
 #       pins     ports that need a package pin           lanes      ports that lie where a hard block lies
 #       modules  {NAME {REGISTER ...} ...} of the RTL
@@ -11,7 +11,7 @@
 # pin without an I/O standard (a transceiver's reference clock needs none); a clock input without a period; a synchroniser
 # (NAME_meta) that no crossing names.
 
-lassign $argv facts script site_file
+lassign $argv facts script
 source $facts
 set home [file dirname [file normalize $script]]
 set faults {}
@@ -120,7 +120,7 @@ proc get_timing_paths {args} { return "path" }
 proc get_property {name object} { return 0.001 }
 
 # --- the script, and the judgement
-set argv [list $site_file]
+set argv {}
 if {[catch {source $script} text]} {
     puts stderr "the script stops: $text"
     exit 1

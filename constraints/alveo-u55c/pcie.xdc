@@ -1,4 +1,4 @@
-# The PCI Express edge: reference clock and PERST#. The lanes lie where `site(pcie_block)` puts the core.
+# The PCI Express edge: reference clock and PERST#. The lanes lie where `pcie_block` of board.toml puts the core.
 
 create_clock -name pcie_refclk -period 10.000 [get_ports pcie_refclk_p]
 

@@ -41,5 +41,6 @@ if {[get_property SLACK [get_timing_paths -max_paths 1]] < 0} { error "build.tcl
 if {[get_property SLACK [get_timing_paths -max_paths 1 -hold]] < 0} { error "build.tcl: hold is violated: timing.rpt" }
 report_drc -file rules.rpt
 write_bitstream -force verbena.bit
-# the factory's golden image is below; it is never overwritten
-write_cfgmem -force -format mcs -interface SPIx4 -size 128 -loadbit "up 0x01002000 verbena.bit" -file verbena.mcs
+# the factory's golden image is below, and sends the FPGA to 0x01002000; blank bytes, the place of the guard of
+# `verbena flash`, are passed over
+write_cfgmem -force -format mcs -interface SPIx4 -size 128 -loadbit "up 0x01003000 verbena.bit" -file verbena.mcs

@@ -36,6 +36,9 @@ foreach mac [instances mac_full] {
 foreach link [instances us_cmac_full] {
     set_false_path -to [registers $link aligned_meta]
 }
+# the flash's clock is made of ours, many clocks long
+foreach flash [instances flash] { set_false_path -to [registers $flash miso_meta] }
+foreach reload [instances reload] { set_false_path -to [registers $reload wanted_meta] }
 # of the top itself
 set_false_path -to [get_cells tx_reset_meta_reg*]
 set_false_path -to [get_cells rx_reset_meta_reg*]

@@ -29,6 +29,7 @@ pub mod command;
 pub mod reject;
 pub mod register;
 pub mod trace;
+pub mod flash;
 pub mod hash;
 pub mod doc;
 

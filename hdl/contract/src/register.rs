@@ -167,6 +167,14 @@ registers! {
     TRACE_PRODUCER trace_producer 0x0408 64 [1] Ro Reset::Value(0), "trace";
     /// Entries that the ring holds; 0: this card has none.
     TRACE_ENTRIES trace_entries 0x0410 32 [1] Ro Reset::Config, "trace";
+    /// Bit 0: the configuration flash is selected. This block never moves, so that any tool can repair any card that has `feature::FLASH`.
+    FLASH_CONTROL flash_control 0x0500 32 [1] Rw Reset::Value(0), "csr";
+    /// Bytes of `flash_data` still to exchange with the flash; a write of 1 to 8 while it is 0 starts that many.
+    FLASH_TRANSFER flash_transfer 0x0504 32 [1] Rw Reset::Value(0), "flash";
+    /// Before a transfer: the bytes to send, the first in the low byte. After it: those received, the last in the high byte.
+    FLASH_DATA flash_data 0x0508 64 [1] Rw Reset::Value(0), "flash";
+    /// Writing `FLASH_RELOAD_KEY` loads the FPGA anew from the flash; the card leaves the bus meanwhile.
+    FLASH_RELOAD flash_reload 0x0510 32 [1] Wo Reset::Value(0), "csr";
     /// Refusals, one counter per `Reject` code.
     REJECT_COUNTERS reject 0x1000 64 [Reject::ALL.len() as u32] Ro Reset::Value(0), "csr";
     /// Events, one counter per `StageCounter` code.
@@ -186,6 +194,11 @@ pub const PORT_LINK_UP: u32 = 1;
 pub const RAW_PROMISCUOUS: u32 = 1 << 30;
 /// `raw_receive` bit: frames that are not RoCE are taken, not dropped.
 pub const RAW_ENABLE: u32 = 1 << 31;
+
+/// `flash_control` bit: the flash is selected.
+pub const FLASH_SELECT: u32 = 1;
+/// What `flash_reload` wants: "BOOT" as four ASCII bytes in ascending addresses.
+pub const FLASH_RELOAD_KEY: u32 = 0x544f_4f42;
 
 /// `trace_control` bit: the stage trace is written.
 pub const TRACE_ENABLE: u32 = 1;
@@ -218,6 +231,8 @@ pub mod feature {
     pub const TRACE: u32 = 1 << 11;
     /// QPs of raw Ethernet frames.
     pub const RAW: u32 = 1 << 12;
+    /// The configuration flash, by the `flash_` registers.
+    pub const FLASH: u32 = 1 << 13;
 }
 
 /// Offset of a reject counter.

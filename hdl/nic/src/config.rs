@@ -66,6 +66,8 @@ pub struct Config {
     pub trace_entries: u32,
     /// Every mark stands at pins of the top, for the simulation.
     pub trace_pins: bool,
+    /// Core clocks of half a period of the configuration flash's clock (at least 4); 0: this card does not reach its flash.
+    pub flash_half_clocks: u32,
     /// Core clock.
     pub core_clock_khz: u32,
     /// Core clocks in 4.096 us, the unit of transport timeouts.
@@ -106,6 +108,7 @@ impl Config {
             misses: 8,
             trace_entries: WINDOW_ENTRIES,
             trace_pins: false,
+            flash_half_clocks: 0,
             core_clock_khz: 250_000,
             ticks_per_4096ns: 1024,
             // 20 ms: above the 10 ms below which expiry is discouraged
@@ -147,6 +150,10 @@ impl Config {
     /// The same card with the stage trace at its pins, too.
     pub fn traced(self) -> Config {
         Config { trace_pins: true, ..self }
+    }
+    /// The same card with its configuration flash at pins: 15.6 MHz, slow enough for a way through start-up logic and board.
+    pub fn with_flash(self) -> Config {
+        Config { flash_half_clocks: 8, ..self }
     }
     /// Bytes of FCS at the end of a frame from the mac: the CMAC keeps them to itself.
     pub fn fcs_bytes(&self) -> u32 {
@@ -264,6 +271,13 @@ impl Config {
         }
         if self.data_bytes != 8 && self.data_bytes != 64 {
             return Err(format!("config `{}`: data_bytes = {} must be 8 or 64", self.name, self.data_bytes));
+        }
+        // what the flash answers must have come through its synchroniser
+        if self.flash_half_clocks != 0 && self.flash_half_clocks < 4 {
+            return Err(format!(
+                "config `{}`: flash_half_clocks = {} must be 0 or at least 4",
+                self.name, self.flash_half_clocks
+            ));
         }
         if self.read_tags > 256 {
             return Err(format!("config `{}`: read_tags = {} exceeds 8-bit tags", self.name, self.read_tags));

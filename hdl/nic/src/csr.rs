@@ -8,14 +8,15 @@
 //! Requirements: CARD PCIE
 
 use crate::config::Config;
+use crate::flash::FlashControl;
 use crate::flow::Count;
 use crate::pcie::bar::RegisterAccess;
 use contract::register as r;
 use contract::trace::WINDOW_ENTRIES;
 use contract::{Reject, Stage, StageCounter};
 use hdl::{
-    Memory, Module, PortBuilder, Ports, Sig, Stream, any_of, cat, constant, delay, high, index_width, lit,
-    low, mux, reg, reg_init, when, wire,
+    Bundle, Memory, Module, PortBuilder, Ports, Sig, Stream, any_of, cat, constant, delay, high, index_width,
+    lit, low, mux, reg, reg_init, when, wire,
 };
 
 /// Events to add to a stage counter.
@@ -69,6 +70,14 @@ pub struct CsrIo {
     pub link_up: Sig,
     /// Which QP takes frames that are not RoCE.
     pub raw_receive: Sig,
+    /// To the flash, if the card has it.
+    pub flash: FlashControl,
+    /// The FPGA is to be loaded anew.
+    pub flash_reload: Sig,
+    /// Its word.
+    pub flash_word: Sig,
+    /// Bytes that it still has to exchange.
+    pub flash_left: Sig,
     /// Commands answered.
     pub command_consumer: Sig,
     /// Command ring.
@@ -107,6 +116,10 @@ impl Ports for CsrIo {
             port_mtu: p.input("port_mtu", &16.into()),
             link_up: p.input("link_up", &1.into()),
             raw_receive: p.output("raw_receive", &32.into()),
+            flash: p.output("flash", &()),
+            flash_reload: p.output("flash_reload", &1.into()),
+            flash_word: p.input("flash_word", &64.into()),
+            flash_left: p.input("flash_left", &4.into()),
             command_consumer: p.input("command_consumer", &16.into()),
             command_base: p.output("command_base", &64.into()),
             response_base: p.output("response_base", &64.into()),
@@ -153,7 +166,8 @@ impl Csr {
                     | r::feature::MODERATION
                     | r::feature::PUSH
                     | r::feature::RAW
-                    | if c.trace_entries > 0 { r::feature::TRACE } else { 0 },
+                    | if c.trace_entries > 0 { r::feature::TRACE } else { 0 }
+                    | if c.flash_half_clocks > 0 { r::feature::FLASH } else { 0 },
             ),
             (r::DATAPATH_BYTES, c.data_bytes),
             (r::CORE_CLOCK_KHZ, c.core_clock_khz),
@@ -231,6 +245,29 @@ impl Module for Csr {
         io.trace_enable.set(trace_control.bit(0));
         io.trace_stages.set(trace_stages.bits(0, io.trace_stages.width()));
 
+        let flash_control = if self.c.flash_half_clocks > 0 {
+            let control = reg_init("flash_control_value", 32, 0);
+            let lower = a.enables.bits(0, 4);
+            when(write & at(r::FLASH_CONTROL), || control.set(merged(control, a.data.bits(0, 32), lower)));
+            let whole = a.enables.bits(4, 4).all();
+            io.flash.select.set(control.bit(0));
+            io.flash.load.set(write & at(r::FLASH_DATA));
+            io.flash.data.set(merged(io.flash_word, a.data, a.enables));
+            let count = a.data.bits(32, 32);
+            io.flash.start.set(write & at(r::FLASH_TRANSFER) & whole & count.bits(4, 28).none());
+            io.flash.count.set(count.bits(0, 4));
+            let reload = reg_init("reload", 1, 0);
+            let key = a.data.bits(0, 32).eq(r::FLASH_RELOAD_KEY) & lower.all();
+            when(write & at(r::FLASH_RELOAD) & key, || reload.set(high()));
+            io.flash_reload.set(reload);
+            Some(control)
+        } else {
+            for s in io.flash.signals().into_iter().chain([io.flash_reload]) {
+                s.set(constant(hdl::Bits::zero(s.width())));
+            }
+            None
+        };
+
         // the quadword of everything but counters
         let half = |value: Sig| value.resize(32);
         let mut halves: Vec<(u32, Sig)> =
@@ -255,6 +292,11 @@ impl Module for Csr {
         halves.push((r::PORT_MTU, half(io.port_mtu)));
         halves.push((r::PORT_STATUS, half(io.link_up)));
         halves.push((r::RAW_RECEIVE, raw_receive));
+        if let Some(control) = flash_control {
+            halves.push((r::FLASH_CONTROL, control));
+            halves.push((r::FLASH_TRANSFER, half(io.flash_left)));
+            both(&mut halves, r::FLASH_DATA, io.flash_word);
+        }
         let mut quads: Vec<u32> = halves.iter().map(|(o, _)| o & !7).collect();
         quads.sort_unstable();
         quads.dedup();

@@ -16,6 +16,7 @@ pub mod mr;
 pub mod command;
 pub mod csr;
 pub mod trace;
+pub mod flash;
 pub mod tx;
 pub mod rx;
 pub mod pcie;

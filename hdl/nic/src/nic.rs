@@ -12,6 +12,7 @@
 use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
+use crate::flash::Flash;
 use crate::flow::{
     Count, Mark, PcieConfig, ReadClient, Rewind, Table, TableWrite, TlpBeat, Wake, WakePulse, response,
 };
@@ -127,6 +128,21 @@ pub struct NicIo {
     /// The earliest deadline; all ones: none.
     #[output(64)]
     pub next_due: Sig,
+    /// The configuration flash, if [`Config::flash_half_clocks`]; else it is never selected.
+    #[output]
+    pub flash_select_n: Sig,
+    /// Its clock.
+    #[output]
+    pub flash_clock: Sig,
+    /// Data to it.
+    #[output]
+    pub flash_mosi: Sig,
+    /// Data from it.
+    #[input]
+    pub flash_miso: Sig,
+    /// The FPGA is to be loaded anew.
+    #[output]
+    pub flash_reload: Sig,
     /// What every stage tells trace, if [`Config::trace_pins`]; else zero.
     #[output]
     pub trace: Marks,
@@ -770,6 +786,24 @@ impl Nic {
         command.factory_mtu.set(io.factory_mtu);
         command.producer.set(csr.command_producer);
         command.enable.set(csr.command_enable);
+
+        io.flash_reload.set(csr.flash_reload);
+        if c.flash_half_clocks > 0 {
+            let flash = instance("shifter", &Flash { half_clocks: c.flash_half_clocks });
+            flash.control.assign(&csr.flash);
+            csr.flash_word.set(flash.word);
+            csr.flash_left.set(flash.left);
+            flash.miso.set(io.flash_miso);
+            io.flash_select_n.set(flash.select_n);
+            io.flash_clock.set(flash.clock_out);
+            io.flash_mosi.set(flash.mosi);
+        } else {
+            csr.flash_word.set(lit(64, 0));
+            csr.flash_left.set(lit(4, 0));
+            io.flash_select_n.set(high());
+            io.flash_clock.set(low());
+            io.flash_mosi.set(low());
+        }
 
         // quiet: every stage idle, nothing between two of them
         let due = |valid: Sig, deadline: Sig| {

@@ -32,6 +32,16 @@ fn a_stub_has_the_pins_of_its_cell() {
     assert!(cell::PCIE4C.stub().contains("  output wire [182:0] m_axis_cq_tuser"));
 }
 
+#[test]
+fn the_first_load_puts_the_image_where_the_driver_looks_for_it() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../constraints/alveo-u55c/");
+    let text = |file: &str| std::fs::read_to_string(format!("{path}{file}")).unwrap();
+    let flash = contract::flash::ALVEO_U55C;
+    assert!(text("build.tcl").contains(&format!("-loadbit \"up {:#010x} verbena.bit\"", flash.image())));
+    assert!(text("build.tcl").contains(&format!("-size {} ", flash.bytes >> 20)));
+    assert!(text("board.toml").contains(&format!("part = \"{}\"", flash.part)));
+}
+
 /// A property of the core in `constraints/alveo-u55c/pcie4c.tcl`.
 fn property(name: &str) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../constraints/alveo-u55c/pcie4c.tcl");

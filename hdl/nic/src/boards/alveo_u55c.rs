@@ -2,7 +2,9 @@
 //!
 //! ```text
 //!   pcie_* ── PCIE4C ── us_pcie ── nic (full) ── us_cmac ── CMAC, RS-FEC ── qsfp0_*
-//!   sysclk ── start-up of the CMAC, once            hbm_cattrip: low
+//!                              ├ flash ── STARTUPE3 ── configuration flash
+//!                              └ reload ── ICAPE3
+//!   sysclk ── start-up of the CMAC, once; reload    hbm_cattrip: low
 //! ```
 //! Clocks: the core's user clock (250 MHz) for the card, the CMAC's transmit and receive clocks (322.27 MHz) for its line
 //! side, the board's oscillator for the start-up of the transceivers. Crossings are those of `mac` and `us_cmac`.
@@ -11,18 +13,20 @@
 //! reset, too: it lasts [`RESET`] core clocks in all three domains. The CMAC's own resets never reset one side of a
 //! crossing alone. HBM_CATTRIP is low: high (and floating) tells the card's controller to cut the power.
 //!
-//! It has no flash yet: the MAC address is [`MAC_ADDRESS`] until the driver sets another, and no pause: the CMAC is made
-//! without flow control.
+//! The flash is reached by the registers (`verbena flash alveo-u55c`), serially; its two other data pins stay high, as they mean
+//! "hold" and "write protect". The MAC address is not in it: it is [`MAC_ADDRESS`] until the driver sets another. There is no
+//! pause: the CMAC is made without flow control.
 //!
 //! Requirements: PCIE
 
-use crate::boards::cell::{BUFG, CMAC, IBUFDS, IBUFDS_GTE4, PCIE4C};
+use crate::boards::cell::{BUFG, CMAC, IBUFDS, IBUFDS_GTE4, ICAPE3, PCIE4C, STARTUPE3};
+use crate::boards::reload::Reload;
 use crate::config::Config;
 use crate::mac::pins::{LineIn, LineOut};
 use crate::nic::Nic;
 use crate::shims::us_cmac::UsCmac;
 use crate::shims::us_pcie::{TIES, UsPcie};
-use hdl::{Bundle, Domain, Module, Ports, Sig, instance, lit, low, reg, reg_init, synchronise, when};
+use hdl::{Bundle, Domain, Module, Ports, Sig, cat, instance, lit, low, reg, reg_init, synchronise, when};
 
 /// Core clocks of a reset, a power of two: more than 64 clocks of every other domain.
 pub const RESET: u64 = 128;
@@ -98,7 +102,7 @@ impl Module for AlveoU55c {
         "The Verbena card on Alveo U55C.".into()
     }
     fn body(&self, io: &AlveoU55cIo) {
-        let c = Config::full();
+        let c = Config::full().with_flash();
         io.hbm_cattrip.set(low());
 
         // oscillator: the CMAC's transceivers start once
@@ -220,6 +224,22 @@ impl Module for AlveoU55c {
             tready.set(cmac.get("tx_axis_tready"));
             rx.drive(&link.rx());
         }
+        // the configuration flash, and loading from it
+        let startup = instance("startup", &STARTUPE3);
+        startup.set("USRCCLKO", card.flash_clock);
+        startup.set("FCSBO", card.flash_select_n);
+        startup.set("DO", cat(&[lit(3, 0b110), card.flash_mosi]));
+        card.flash_miso.set(startup.get("DI").bit(1));
+        // DI[1] is the flash's to drive; DONE and the key are left alone
+        startup.tie(&[("DTS", 0b0010), ("KEYCLEARB", 1), ("USRDONETS", 1)]);
+        let port = instance("configuration_port", &ICAPE3);
+        let reload = Domain::new(sysclk, None).within(|| instance("reload", &Reload));
+        reload.wanted.set(card.flash_reload);
+        reload.avail.set(port.get("AVAIL"));
+        port.set("CLK", sysclk);
+        port.set("CSIB", reload.csib);
+        port.set("I", reload.word);
+        port.tie(&[]);
         cmac.tie(&[
             ("ctl_rx_enable", 1),
             ("ctl_tx_rsfec_enable", 1),

@@ -267,5 +267,34 @@ pub const CMAC: Cell = Cell {
     ],
 };
 
+/// The start-up block: the pins of the configuration flash after configuration.
+pub const STARTUPE3: Cell = Cell {
+    name: "STARTUPE3",
+    parameters: &[],
+    inputs: &[
+        ("DO", 4),
+        ("DTS", 4),
+        ("FCSBO", 1),
+        ("FCSBTS", 1),
+        ("GSR", 1),
+        ("GTS", 1),
+        ("KEYCLEARB", 1),
+        ("PACK", 1),
+        ("USRCCLKO", 1),
+        ("USRCCLKTS", 1),
+        ("USRDONEO", 1),
+        ("USRDONETS", 1),
+    ],
+    outputs: &[("DI", 4), ("CFGCLK", 1), ("CFGMCLK", 1), ("EOS", 1), ("PREQ", 1)],
+};
+
+/// The configuration port from inside.
+pub const ICAPE3: Cell = Cell {
+    name: "ICAPE3",
+    parameters: &[],
+    inputs: &[("CLK", 1), ("CSIB", 1), ("RDWRB", 1), ("I", 32)],
+    outputs: &[("AVAIL", 1), ("O", 32), ("PRDONE", 1), ("PRERROR", 1)],
+};
+
 /// Every cell of this file.
-pub const ALL: [Cell; 5] = [IBUFDS_GTE4, IBUFDS, BUFG, PCIE4C, CMAC];
+pub const ALL: [Cell; 7] = [IBUFDS_GTE4, IBUFDS, BUFG, PCIE4C, CMAC, STARTUPE3, ICAPE3];

@@ -4,3 +4,4 @@
 pub mod alveo_u55c;
 pub mod cell;
 pub mod us_pcie_bench;
+pub mod reload;

@@ -287,20 +287,8 @@ impl Device {
     /// # Errors
     /// Another device or another contract, in one line.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Device> {
+        recognise(&*backend)?;
         let name = || backend.name().to_owned();
-        let mut id = [0; 4];
-        let failed =
-            |source| Error::Backend { name: name(), operation: "read the PCI ID".to_owned(), source };
-        backend.config_read(0, &mut id).map_err(failed)?;
-        let (vendor, device) = (u16::from_le_bytes([id[0], id[1]]), u16::from_le_bytes([id[2], id[3]]));
-        if (vendor, device) != PCI_ID {
-            return Err(Error::NotOurs { name: name(), vendor, device });
-        }
-        command_bits(&*backend, MEMORY_ENABLE, 0)?;
-        let found = read32(&*backend, reg::MAGIC)?;
-        if found != reg::MAGIC_VALUE {
-            return Err(Error::Magic { name: name(), found });
-        }
         let (card, driver) = (read32(&*backend, reg::VERSION)?, reg::VERSION_VALUE);
         if card >> 16 != driver >> 16 || card & 0xffff < driver & 0xffff {
             return Err(Error::Version { name: name(), card, driver });
@@ -415,6 +403,23 @@ impl Device {
             source,
         })?;
         command_bits(&*self.backend, MEMORY_ENABLE | if bus_master { BUS_MASTER } else { 0 }, 0)
+    }
+}
+
+/// Demands that the card behind a backend is one of ours, of whatever contract: PCI ID and magic. Its memory is on then.
+pub(crate) fn recognise(backend: &dyn Backend) -> Result<()> {
+    let name = || backend.name().to_owned();
+    let mut id = [0; 4];
+    let failed = |source| Error::Backend { name: name(), operation: "read the PCI ID".to_owned(), source };
+    backend.config_read(0, &mut id).map_err(failed)?;
+    let (vendor, device) = (u16::from_le_bytes([id[0], id[1]]), u16::from_le_bytes([id[2], id[3]]));
+    if (vendor, device) != PCI_ID {
+        return Err(Error::NotOurs { name: name(), vendor, device });
+    }
+    command_bits(backend, MEMORY_ENABLE, 0)?;
+    match read32(backend, reg::MAGIC)? {
+        reg::MAGIC_VALUE => Ok(()),
+        found => Err(Error::Magic { name: name(), found }),
     }
 }
 

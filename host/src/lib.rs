@@ -39,6 +39,7 @@ mod dma;
 mod error;
 mod event;
 pub mod exchange;
+pub mod flash;
 mod mr;
 pub mod net;
 pub mod qp;

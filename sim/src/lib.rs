@@ -12,6 +12,7 @@ pub mod card;
 mod error;
 pub mod function;
 pub mod memory;
+pub mod nor;
 pub mod room;
 pub mod server;
 pub mod story;

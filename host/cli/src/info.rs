@@ -57,6 +57,7 @@ fn features(bits: u32) -> Vec<&'static str> {
         (MODERATION, "moderation"),
         (TRACE, "trace"),
         (RAW, "raw"),
+        (FLASH, "flash"),
     ];
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }

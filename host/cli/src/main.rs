@@ -10,6 +10,7 @@
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
 //! verbena ip                      a card's own addresses; ARP, ND and ping answered or sent
+//! verbena flash                   the configuration flash of a board: identify, write, verify, erase, boot
 //! verbena trace                   a request through every stage of two cards: timeline, where its time went
 //! verbena sim                     simulated cards for other processes
 //! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
@@ -22,6 +23,7 @@ mod connection;
 #[cfg(feature = "sim")]
 mod demo;
 mod doctor;
+mod flash;
 mod info;
 mod ip;
 mod mover;
@@ -67,6 +69,8 @@ enum Command {
     Selftest(selftest::SelftestArgs),
     /// Show, add and delete a card's own addresses; answer ARP, ND and ping; ping.
     Ip(ip::IpArgs),
+    /// Write a bitstream into the configuration flash of a board, and see what is in it.
+    Flash(flash::FlashArgs),
     /// Follow requests through every stage of two cards: a timeline for ui.perfetto.dev, and where the time went.
     Trace(trace::TraceArgs),
     /// Simulate one or two cards on a wire, for other processes.
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         Command::Move(args) => mover::run(&args),
         Command::Selftest(args) => selftest::run(&args),
         Command::Ip(args) => ip::run(&args),
+        Command::Flash(args) => flash::run(&args),
         Command::Trace(args) => trace::run(&args),
         #[cfg(feature = "sim")]
         Command::Sim(args) => sim::run(&args),

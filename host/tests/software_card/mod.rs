@@ -87,6 +87,8 @@ pub struct Card {
     /// Doorbells whose WQE was pushed as it stands in its ring.
     pub pushed: u64,
     push_buffer: [u8; doorbell::PUSH_BYTES as usize],
+    /// What stands behind the registers of the flash: they, the offset written and the value.
+    pub flash: Option<FlashRegisters>,
     config: Vec<u8>,
     registers: BTreeMap<u32, u64>,
     command_consumer: u32,
@@ -99,6 +101,9 @@ pub struct Card {
     cqs: BTreeMap<u32, Cq>,
     eqs: BTreeMap<u32, Eq>,
 }
+
+/// See [`Card::flash`].
+pub type FlashRegisters = Box<dyn FnMut(&mut BTreeMap<u32, u64>, u32, u64) + Send>;
 
 const MAX_MR: u32 = 256;
 const MAX_CQ: u32 = 64;
@@ -211,6 +216,7 @@ impl Card {
             doorbells: 0,
             pushed: 0,
             push_buffer: [0; doorbell::PUSH_BYTES as usize],
+            flash: None,
             config,
             registers: BTreeMap::new(),
             command_consumer: 0,
@@ -886,6 +892,9 @@ impl World {
                     card.command_consumer = 0;
                 }
                 card.registers.insert(offset as u32, value);
+                if let Some(flash) = &mut card.flash {
+                    flash(&mut card.registers, offset as u32, value);
+                }
                 card.run_commands();
             }
             Bar::Doorbells => cards[index].doorbell(offset, value),

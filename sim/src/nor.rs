@@ -129,7 +129,7 @@ impl Nor {
         }
         if select_n {
             if self.selected {
-                if self.bits_in % 8 != 0 {
+                if !self.bits_in.is_multiple_of(8) {
                     self.faults.push(format!("deselected after {} bits", self.bits_in));
                 } else {
                     self.deselect();
@@ -146,12 +146,12 @@ impl Nor {
         if clock && !self.level {
             self.byte_in = self.byte_in << 1 | u8::from(mosi);
             self.bits_in += 1;
-            if self.bits_in % 8 == 0 {
+            if self.bits_in.is_multiple_of(8) {
                 self.take(self.byte_in);
             }
         }
         // a bit stands from the falling edge, or from the selection, until the next falling edge
-        if self.bits_in % 8 == 0 && !clock {
+        if self.bits_in.is_multiple_of(8) && !clock {
             self.byte_out = self.out();
         }
         self.level = clock;

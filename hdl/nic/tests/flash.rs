@@ -237,7 +237,7 @@ fn the_words_of_an_internal_program_go_to_the_port_once_while_it_takes_them() {
     let mut got = vec![];
     for clock in 0..40 {
         s.poke("wanted", u64::from(clock >= 5));
-        s.poke("avail", u64::from(clock < 9 || clock > 12));
+        s.poke("avail", u64::from(!(9..=12).contains(&clock)));
         s.clock();
         if s.peek("csib") == 0 {
             got.push((clock, s.peek("word") as u32));

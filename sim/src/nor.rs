@@ -31,6 +31,8 @@ pub enum When {
     Before,
     /// In the midst of it.
     During,
+    /// So late that it reads as done; it is as weak.
+    Late,
     /// It was done, nobody has asked.
     After,
 }
@@ -56,6 +58,8 @@ pub struct Nor {
     pub faults: Vec<String>,
     /// Erasures and programmings so far.
     pub operations: u64,
+    /// A byte that no longer takes a program.
+    pub worn: Option<usize>,
     /// What a cut has struck and nothing has made good since.
     pub weak: Vec<Range<usize>>,
     cut: Option<Cut>,
@@ -84,6 +88,7 @@ impl Nor {
             id,
             faults: vec![],
             operations: 0,
+            worn: None,
             weak: vec![],
             cut: None,
             on: true,
@@ -247,6 +252,7 @@ impl Nor {
         match cut {
             None | Some(When::After) => {}
             Some(When::Before) => end = self.bytes[at..at + end.len()].to_vec(),
+            Some(When::Late) => self.weak.push(struck),
             Some(When::During) => {
                 self.weak.push(struck);
                 for (n, byte) in end.iter_mut().enumerate() {
@@ -255,6 +261,9 @@ impl Nor {
                     *byte = if erases { any } else { self.bytes[at + n] & (*byte | any) };
                 }
             }
+        }
+        if let Some(byte) = self.worn.and_then(|worn| end.get_mut(worn.wrapping_sub(at))) {
+            *byte = 0xff;
         }
         self.bytes[at..at + end.len()].copy_from_slice(&end);
         self.on = cut.is_none();

@@ -195,7 +195,8 @@ fn cut_and_resume(old: &[u8], new: &[u8], released: bool, cut: Cut, seed: u64) -
     }
     look("after the first cut");
     let mut choose = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
-    let second = Cut { operation: choose.next_u64() % 60, when: When::During };
+    let when = if choose.next_u64() % 2 == 0 { When::During } else { When::Late };
+    let second = Cut { operation: choose.next_u64() % 60, when };
     lent.look(|nor| nor.cut(second));
     let armed = lent.look(|nor| starts(&nor.bytes, &[old]) == Started::Golden);
     if let Ok(done) = lent.write(new) {
@@ -221,7 +222,7 @@ fn a_power_cut_at_any_step_leaves_a_card_that_starts_and_an_update_that_goes_on(
     for released in [false, true] {
         for operation in 0.. {
             let mut reached = true;
-            for (n, when) in [When::Before, When::During, When::After].into_iter().enumerate() {
+            for (n, when) in [When::Before, When::During, When::Late, When::After].into_iter().enumerate() {
                 let seed = operation << 3 | (n as u64) << 1 | u64::from(released);
                 reached &= cut_and_resume(&old, &new, released, Cut { operation, when }, seed);
                 cuts += 1;
@@ -232,7 +233,7 @@ fn a_power_cut_at_any_step_leaves_a_card_that_starts_and_an_update_that_goes_on(
         }
     }
     // guard (two, and its erasure the second time), erasures, pages, release: nothing was skipped
-    assert!(cuts > 2 * 3 * (2 + 7 + 60_000 / 256), "{cuts}");
+    assert!(cuts > 2 * 4 * (2 + 7 + 60_000 / 256), "{cuts}");
     println!("{cuts} cuts");
 }
 
@@ -260,6 +261,18 @@ fn after_an_erasure_the_card_starts_from_the_golden_image_and_an_interrupted_one
         lent.write(&old).unwrap();
         lent.update().unwrap().verify(&old).unwrap();
     }
+}
+
+#[test]
+fn a_byte_that_takes_no_program_is_found_before_the_image_is_let_go() {
+    let (old, new) = (data(1, 30_000), data(2, 30_000));
+    let lent = Lent::of(chip_with(&old, 0));
+    // one that the new image needs
+    let worn = SMALL.image() as usize + 20_000 + new[20_000..].iter().position(|byte| *byte != 0xff).unwrap();
+    lent.look(|nor| nor.worn = Some(worn));
+    let error = lent.write(&new).unwrap_err();
+    assert!(matches!(error, Error::Differs { at, found: 0xff, .. } if at as usize == worn), "{error}");
+    assert_eq!(lent.look(|nor| starts(&nor.bytes, &[&old, &new])), Started::Golden);
 }
 
 #[test]

@@ -8,8 +8,9 @@
 //! ```
 //! In: an image that was checked. Out: the flash. How far an interrupted update came is read from the flash itself: an armed
 //! guard, and block by block what is there already. What a cut may have left half erased or half programmed, though it reads
-//! well, is done again: the last block before the first that differs. The guard is only ever programmed where it is blank and
-//! released by clearing bits, so that no cut makes half of it mean something; it is erased only while an image is whole.
+//! well, is done again: the last block before the first that differs. The guard's synchronisation
+//! is programmed last and released by clearing bits, so that no cut makes half of it mean something; it is erased only while an
+//! image is whole.
 
 use super::{Chip, Error, Result, Spi};
 use contract::flash::{GUARD_SYNC, GUARD_WORDS, GUARD_WORDS_AT, SECTOR, SUBSECTOR, SYNC};
@@ -194,9 +195,9 @@ impl<S: Spi> Update<S> {
         match guard {
             // a cut may have left it readable and weak
             Guard::Armed => return self.chip.program(self.sync(), &SYNC.to_be_bytes()),
-            Guard::Blank => {}
             Guard::Foreign if !replace => return Err(self.foreign("write")),
-            Guard::Released | Guard::Foreign => self.chip.erase(at, SUBSECTOR)?,
+            // blank, too: a cut may have left it so
+            Guard::Blank | Guard::Released | Guard::Foreign => self.chip.erase(at, SUBSECTOR)?,
         }
         let mut words = self::guard();
         let sync = (self.sync() - at) as usize;

@@ -5,10 +5,11 @@
 //!                                        |       `- any other: a model in a test
 //!                                        `- refuses whatever lies outside of our part of the flash
 //! ```
-//! In: a bitstream as Vivado writes it and the manifest of who built it. Out: the flash, in which at every instant either the
-//! old image is whole, or the new one, or the guard sends the FPGA back to the golden image (the order: [`Update`]). It needs
-//! the registers of the flash only, which never move: a card of any contract can be repaired. Every wait is bounded. It never
-//! erases or programs a byte below the guard, and never anything before file, hash, part, chip and protection are as they must be.
+//! In: a bitstream as Vivado writes it and the manifest of who built it. Out: the flash, in which at every instant either
+//! the old image is whole, or the new one, or the guard sends the FPGA back to the golden image (the order: [`Update`]). It
+//! needs the registers of the flash only, which never move: a card of any contract can be repaired. Every wait is bounded. It
+//! never erases or programs a byte below the guard, and nothing before file, hash, part, chip and protection are as they must
+//! be.
 
 mod chip;
 mod error;

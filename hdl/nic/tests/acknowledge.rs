@@ -1414,29 +1414,33 @@ fn a_read_longer_than_the_psn_window_ends_in_a_last_before_its_last_packet() {
 
 #[test]
 fn while_place_takes_nothing_responses_wait_and_everything_else_goes_on() {
-    let mut b = reading(|_| ());
-    let answers: Vec<_> = (0..6).map(|psn| (0, psn, ONLY, 256)).collect();
-    (0..6).for_each(|_| _ = b.send_read(0, 256, true));
-    b.data_ready = false;
-    assert_eq!(b.pour(&answers, 200).0, 4, "as many as there is room for");
-    b.s.poke("response_valid", 1);
-    b.run(1);
-    assert_eq!(b.s.peek("stall"), 1, "and the next counts as waiting");
-    b.s.poke("response_valid", 0);
-    b.placement(0, 0, 0);
-    assert_eq!(b.status(), [(0, 0)], "a confirmation passes");
-    b.send(1, 1, true, 0);
-    b.fault(1, 0, 4);
-    assert_eq!(b.status(), [(0, 4)], "a fault passes");
-    b.placement(0, 1, 4);
-    assert_eq!(b.status(), [(1, 4)], "a failure passes");
-    b.data_ready = true;
-    b.run(2);
-    assert_eq!(b.pour(&answers[4..], 100).0, 2);
-    b.run(10);
-    // the QP is dead by then
-    let kinds: Vec<_> = b.data.iter().map(|d| matches!(d, Out::Data(..))).collect();
-    assert_eq!(kinds, [true, true, true, true, false, false]);
+    // whichever turn the scan of deadlines takes
+    for wait in 0..8 {
+        let mut b = reading(|_| ());
+        b.run(wait);
+        let answers: Vec<_> = (0..6).map(|psn| (0, psn, ONLY, 256)).collect();
+        (0..6).for_each(|_| _ = b.send_read(0, 256, true));
+        b.data_ready = false;
+        assert_eq!(b.pour(&answers, 200).0, 4, "as many as there is room for");
+        b.s.poke("response_valid", 1);
+        b.run(1);
+        assert_eq!(b.s.peek("stall"), 1, "and the next counts as waiting");
+        b.s.poke("response_valid", 0);
+        b.placement(0, 0, 0);
+        assert_eq!(b.status(), [(0, 0)], "a confirmation passes");
+        b.send(1, 1, true, 0);
+        b.fault(1, 0, 4);
+        assert_eq!(b.status(), [(0, 4)], "a fault passes");
+        b.placement(0, 1, 4);
+        assert_eq!(b.status(), [(1, 4)], "a failure passes");
+        b.data_ready = true;
+        b.run(2);
+        assert_eq!(b.pour(&answers[4..], 100).0, 2);
+        b.run(10);
+        // the QP is dead by then
+        let kinds: Vec<_> = b.data.iter().map(|d| matches!(d, Out::Data(..))).collect();
+        assert_eq!(kinds, [true, true, true, true, false, false]);
+    }
 }
 
 #[test]

@@ -185,6 +185,10 @@ impl<'a> Emitter<'a> {
             for r in &x.reads {
                 roots.extend(r.enable);
                 roots.push(r.address);
+                // printed again to tell a collision
+                for w in x.writes.iter().filter(|w| x.ignores_collisions && Some(w.domain) == r.domain) {
+                    roots.extend([w.enable, w.address, r.address, r.address]);
+                }
             }
         }
         for i in &m.instances {
@@ -609,14 +613,21 @@ impl<'a> Emitter<'a> {
     }
 
     fn memory(&self, x: &MemoryDef, declared: &mut String, out: &mut String) {
-        let style = x.style.map(|s| format!("(* ram_style = \"{s}\" *) ")).unwrap_or_default();
+        // yosys and Vivado each have their own word for it
+        let collisions = x.ignores_collisions.then(|| "no_rw_check, rw_addr_collision = \"no\"".into());
+        let style = x.style.map(|s| format!("ram_style = \"{s}\""));
+        let attributes: Vec<String> = style.into_iter().chain(collisions).collect();
+        let attributes = match attributes.len() {
+            0 => String::new(),
+            _ => format!("(* {} *) ", attributes.join(", ")),
+        };
         let source = if self.style.sources {
             format!("  // {}:{}", x.place.file(), x.place.line())
         } else {
             String::new()
         };
         let name = &x.name;
-        writeln!(declared, "  {style}logic {}{name} [0:{}];{source}", range(x.width), x.depth - 1)
+        writeln!(declared, "  {attributes}logic {}{name} [0:{}];{source}", range(x.width), x.depth - 1)
             .expect("string");
         if let Some(init) = &x.init {
             writeln!(out, "  initial begin").expect("string");
@@ -669,7 +680,18 @@ impl<'a> Emitter<'a> {
             let clock = self.read(self.m.domains[domain].clock);
             let en = r.enable.map(|e| self.read(e)).filter(|e| *e != "1'h1");
             let en = en.map(|e| format!("if ({}) ", bare(e))).unwrap_or_default();
-            writeln!(out, "  always_ff @(posedge {clock}) {en}{o} <= {name}[{address}];").expect("string");
+            let whole = format!("  always_ff @(posedge {clock}) {en}{o} <= {name}[{address}]");
+            let writes = x.writes.iter().filter(|w| x.ignores_collisions && w.domain == domain);
+            let meets: Vec<String> = writes
+                .map(|w| format!("({} && {} == {address})", self.read(w.enable), self.read(w.address)))
+                .collect();
+            if meets.is_empty() {
+                writeln!(out, "{whole};").expect("string");
+                continue;
+            }
+            writeln!(out, "`ifdef VERILATOR").expect("string");
+            writeln!(out, "{whole} ^ {{{}{{{}}}}};", x.width, meets.join(" || ")).expect("string");
+            writeln!(out, "`else\n{whole};\n`endif").expect("string");
         }
     }
 }

@@ -63,6 +63,7 @@ pub(crate) struct FlatMemory {
     pub width: u32,
     pub depth: u32,
     pub lane: u32,
+    pub ignores_collisions: bool,
     pub init: Option<Vec<Bits>>,
     pub writes: Vec<FlatWrite>,
     pub reads: Vec<FlatRead>,
@@ -171,6 +172,7 @@ impl Flat {
                 width: x.width,
                 depth: x.depth,
                 lane: x.lane,
+                ignores_collisions: x.ignores_collisions,
                 init: x.init.clone(),
                 writes: x
                     .writes

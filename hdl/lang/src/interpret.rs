@@ -128,6 +128,7 @@ struct Store {
     width: u32,
     depth: u32,
     lane: u32,
+    ignores_collisions: bool,
     content: Vec<u64>,
 }
 
@@ -416,7 +417,14 @@ impl Interpreter {
                 for (i, b) in m.init.iter().flatten().enumerate() {
                     content[i * w..(i + 1) * w].copy_from_slice(b.words());
                 }
-                Store { path: m.path.clone(), width: m.width, depth: m.depth, lane: m.lane, content }
+                Store {
+                    path: m.path.clone(),
+                    width: m.width,
+                    depth: m.depth,
+                    lane: m.lane,
+                    ignores_collisions: m.ignores_collisions,
+                    content,
+                }
             })
             .collect();
         let named = |(name, id): (&String, &u32)| (name.clone(), c.slot(*id));
@@ -608,10 +616,18 @@ impl Interpreter {
                 let span = r.to..r.to + words(m.width);
                 match r.enable {
                     Some(e) if !high(e) => bank.next[span.clone()].copy_from_slice(&old[span]),
-                    _ => match m.word(values[r.address]) {
-                        Some(word) => bank.next[span].copy_from_slice(word),
-                        None => bank.next[span].fill(0),
-                    },
+                    _ => {
+                        match m.word(values[r.address]) {
+                            Some(word) => bank.next[span.clone()].copy_from_slice(word),
+                            None => bank.next[span.clone()].fill(0),
+                        }
+                        let meets = |w: &Write| {
+                            w.memory == r.memory && high(w.enable) && values[w.address] == values[r.address]
+                        };
+                        if m.ignores_collisions && bank.writes.iter().any(meets) {
+                            m.complement(&mut bank.next[span]);
+                        }
+                    }
                 }
             }
             // after the reads: a read gives the word before this edge; in order: the last port wins
@@ -636,6 +652,11 @@ impl Interpreter {
 }
 
 impl Store {
+    fn complement(&self, word: &mut [u64]) {
+        for (i, part) in word.iter_mut().enumerate() {
+            *part ^= mask((self.width - 64 * i as u32).min(64));
+        }
+    }
     fn word(&self, address: u64) -> Option<&[u64]> {
         let w = words(self.width);
         (address < u64::from(self.depth)).then(|| &self.content[address as usize * w..][..w])

@@ -119,6 +119,8 @@ pub(crate) struct MemoryDef {
     /// Bits under one write-enable lane.
     pub lane: u32,
     pub style: Option<&'static str>,
+    /// A synchronous read in the clock of a write to its word may give anything.
+    pub ignores_collisions: bool,
     pub init: Option<Vec<Bits>>,
     pub writes: Vec<WritePort>,
     pub reads: Vec<ReadPort>,

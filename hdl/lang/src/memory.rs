@@ -1,7 +1,12 @@
 //! Memories: any number of read and write ports, each in the domain that is current where it is made.
 //!
 //! A synchronous read gives, one clock later, the word as it was *before* that clock's writes of the same domain
-//! (read-first; what block RAM does in every family). A combinational read is distributed RAM: keep it small.
+//! (read-first). A combinational read is distributed RAM: keep it small.
+//!
+//! Not every block RAM is read-first between two ports (ECP5 is not: there it costs a multiplexer and a register per bit
+//! of each reader). Where nobody uses what a read gives in the clock of a write to its word, the memory says so by
+//! [`Memory::ignoring_collisions`]; simulation then gives such a read the complement of the word, so that who does use
+//! it is found.
 //!
 //! Of several writes of one clock to one word, the one of the port made last stays, lane by lane. At an address past
 //! the end a write does nothing; a read gives zero in simulation and anything at all in hardware.
@@ -50,6 +55,7 @@ impl Memory {
                 depth,
                 lane,
                 style: None,
+                ignores_collisions: false,
                 init: None,
                 writes: vec![],
                 reads: vec![],
@@ -61,6 +67,12 @@ impl Memory {
     /// `ram_style`: `"block"`, `"distributed"`, `"ultra"`.
     pub fn style(self, style: &'static str) -> Memory {
         with(|m| m.def.memories[self.index].style = Some(style));
+        self
+    }
+    /// Nobody uses what a synchronous read gives in the clock of a write to its word, whichever lanes are written: it
+    /// may be anything, and is the complement of the old word in simulation.
+    pub fn ignoring_collisions(self) -> Memory {
+        with(|m| m.def.memories[self.index].ignores_collisions = true);
         self
     }
     /// Initial contents; missing words are zero.

@@ -275,6 +275,10 @@ impl Random {
                     pool.of(r, w) ^ pool.signals[0].resize(w)
                 };
                 let m = Memory::with_lanes(&name("m", i), depth, w, lane);
+                // yosys knows no complement
+                if !self.size.whole && r.one_in(3) {
+                    m.ignoring_collisions();
+                }
                 if self.size.whole || r.one_in(2) {
                     let words =
                         if self.size.whole { u64::from(depth) } else { r.below(u64::from(depth) + 1) };

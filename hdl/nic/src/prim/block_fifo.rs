@@ -54,7 +54,7 @@ impl Module for BlockFifo {
         io.input.ready.set(!level.msb());
         io.output.valid.set(level.any());
         let next = mux(io.output.moves(), head + 1, head);
-        let memory = Memory::new("words", self.depth, self.width).style("block");
+        let memory = Memory::new("words", self.depth, self.width).style("block").ignoring_collisions();
         memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
         let read = memory.read("word", high(), next.bits(0, bits));
         // the memory does not yet have what is written in the clock of the read

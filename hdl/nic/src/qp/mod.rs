@@ -415,7 +415,8 @@ impl Module for State {
         )
     }
     fn body(&self, io: &StateIo) {
-        let memory = Memory::new("words", self.depth, self.width);
+        // forwarded below
+        let memory = Memory::new("words", self.depth, self.width).ignoring_collisions();
         memory.write(io.write.enable, io.write.address, io.write.data);
         let written = hdl::delay("written", io.write.data);
         for (i, (address, out)) in io.address.iter().zip(&io.word).enumerate() {

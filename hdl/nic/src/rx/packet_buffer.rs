@@ -133,7 +133,8 @@ impl Module for PacketBuffer {
         verify.raw_receive.set(io.raw_receive);
 
         // the ring: one bit more than the address tells full from empty
-        let memory = Memory::new("ring", words, c.data_bits()).style("block");
+        // a frame is read when all of it is here, and begins a word of its own
+        let memory = Memory::new("ring", words, c.data_bits()).style("block").ignoring_collisions();
         let tail = reg_init("tail", bits + 1, 0);
         let start = reg_init("start", bits + 1, 0);
         let head = reg_init("head", bits + 1, 0);

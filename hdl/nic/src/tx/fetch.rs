@@ -193,8 +193,10 @@ impl Module for Fetch {
 
         // the WQE memory, written by lanes: first quarters are read whole; second and third, in which WQEs end, by words
         let beats = c.item_bytes() / c.data_bytes;
-        let memory = Memory::with_lanes("wqes", c.qps * slots, c.item_bytes() * 8, 8);
-        let tails = Memory::with_lanes("wqe_tails", c.qps * slots * 2 * beats, c.data_bits(), 8);
+        // and none is written while it is present
+        let memory = Memory::with_lanes("wqes", c.qps * slots, c.item_bytes() * 8, 8).ignoring_collisions();
+        let tails = Memory::with_lanes("wqe_tails", c.qps * slots * 2 * beats, c.data_bits(), 8)
+            .ignoring_collisions();
         let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Fetch as u64);
         let beat_bits = byte_bits - 2 - c.lane_bits();
         let arrives_at = io.read_data.address;
@@ -281,7 +283,8 @@ impl Module for Fetch {
         // of a group, all but its first slot are chained: their read is that of the slot before
         let field_bits = u32::from(batches) + SLOT_STATE + INDEX;
         let line_bits = slots * field_bits;
-        let tags = Memory::new("tags", c.qps, line_bits);
+        // never read while written: at rest nothing changes
+        let tags = Memory::new("tags", c.qps, line_bits).ignoring_collisions();
         let tag_word = tags.read("tag_word", at_rest, reading);
         let tx = Tx::from_bits(&(), io.tx_word);
         let requester = Requester::from_bits(&(), io.requester_word);

@@ -108,7 +108,9 @@ impl Module for Push {
             mux(sweeping, sweep.bits(0, c.page_bits()), touched),
             cat(&[twice, held | added]) & !clears.repeat(PUSH_BYTES + 1),
         );
-        let bytes = Memory::with_lanes("push_bytes", c.pages * words_of_page, c.data_bits(), 8);
+        // while a job reads a page nothing is stored there
+        let bytes =
+            Memory::with_lanes("push_bytes", c.pages * words_of_page, c.data_bits(), 8).ignoring_collisions();
         let quads = c.data_bytes / 8;
         let row = io.store.word.bits(lane_bits - 3, word_bits);
         let here = |i: u32| if quads == 1 { high() } else { io.store.word.bits(0, lane_bits - 3).eq(i) };

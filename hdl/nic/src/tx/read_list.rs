@@ -50,7 +50,8 @@ impl Module for ReadList {
         let w = &io.write;
         let (group, entry) = (io.address.bits(0, GROUP), io.address.bits(GROUP, c.read_bits()));
         let sges = GROUP_SGES * 128;
-        let first = Memory::new("first", c.reads, sges + w.more.width());
+        // nobody asks for what is being written
+        let first = Memory::new("first", c.reads, sges + w.more.width()).ignoring_collisions();
         first.write(w.opens, w.entry, cat(&[w.more, w.sges]));
         let opened = first.read("opened", high(), entry);
         let more = opened.bits(sges, w.more.width());
@@ -68,7 +69,8 @@ impl Module for ReadList {
                     (256, row.ne(FURTHER_GROUPS), row, w.word.bits(256 * (1 - half), 256), high())
                 };
                 let memory =
-                    Memory::with_lanes(&format!("further_{half}"), FURTHER_GROUPS * c.reads, sges / 2, lane);
+                    Memory::with_lanes(&format!("further_{half}"), FURTHER_GROUPS * c.reads, sges / 2, lane)
+                        .ignoring_collisions();
                 memory.write_lanes(w.adds & here, cat(&[row, w.entry]), data, lanes);
                 memory.read(&format!("half_{half}"), high(), cat(&[further_row(group), entry]))
             })

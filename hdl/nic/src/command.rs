@@ -304,8 +304,7 @@ impl Module for Command {
         mark_value.set(0);
         objects.write(mark, mark_address, mark_value);
 
-        // shadow of every context, for queries
-        let shadow = Memory::new("shadow", 64 << index_bits, 64);
+        // shadow of every context that can be queried
         let word = reg("word", 5); // word of the context, 0..=16
         let shadow_write = wire("shadow_write", 1);
         shadow_write.set(low());
@@ -313,15 +312,27 @@ impl Module for Command {
         let ended = io.invalidate.data;
         let ends = (io.invalidate.valid & !table.valid).named("ends_a_key");
         io.invalidate.ready.set(!table.valid);
-        let ended_word = cat(&[lit(2, Table::Mr as u64), ended.resize(index_bits), lit(4, 0)]);
-        shadow.write(
-            shadow_write | ends,
-            mux(ends, ended_word, cat(&[table_of, index, word.bits(0, 4)])),
-            mux(ends, lit(64, 0), quad),
-        );
         let shadow_word_at = wire("shadow_word_at", 4);
         shadow_word_at.set(0);
-        let shadowed = shadow.read("shadowed", high(), cat(&[table_of, index, shadow_word_at]));
+        let shadows =
+            [(Table::Qp, "qp", c.qps, 16u32), (Table::Mr, "mr", c.mrs, 4), (Table::Cq, "cq", c.cqs, 3)];
+        let shadowed = shadows.map(|(of, name, entries, words)| {
+            let row = words.next_power_of_two();
+            let memory = Memory::new(&format!("shadow_{name}"), entries * row, 64);
+            let (index_bits, word_bits) = (hdl::index_width(entries), hdl::index_width(row));
+            let at = |index: Sig, word: Sig| cat(&[index.resize(index_bits), word.bits(0, word_bits)]);
+            let mine = table_of.eq(of as u64);
+            let ends = if of == Table::Mr { ends } else { low() };
+            memory.write(
+                (shadow_write & mine) | ends,
+                mux(ends, at(ended, lit(4, 0)), at(index, word)),
+                mux(ends, lit(64, 0), quad),
+            );
+            let there = mine & shadow_word_at.extend(5).lt(u64::from(words));
+            let there = hdl::delay(&format!("{name}_is_shadowed"), there);
+            memory.read(&format!("shadowed_{name}"), high(), at(index, shadow_word_at)) & there.repeat(64)
+        });
+        let shadowed = shadowed.into_iter().fold(lit(64, 0), |all, one| all | one).named("shadowed");
 
         io.table.valid.set(table.valid | ends);
         io.table.table.set(mux(ends, lit(2, Table::Mr as u64), table.table));

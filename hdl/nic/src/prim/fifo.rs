@@ -6,6 +6,7 @@
 //!
 //! Requirements: CARD
 
+use crate::prim::block_fifo::BlockFifo;
 use hdl::{Memory, Module, PortBuilder, Ports, Sig, Stream, index_width, reg_init, when};
 
 /// A FIFO of `depth` (power of two, at least 2) words of `width` bits.
@@ -64,12 +65,22 @@ impl Module for Fifo {
     }
 }
 
-/// Puts a FIFO named `name` between `from` and the stream that it returns.
+/// From so many words on a FIFO lies in block RAM.
+const BLOCK: u32 = 64;
+
+/// Puts a FIFO named `name` between `from` and the stream that it returns: of either kind, whose streams are the same.
 #[track_caller]
 pub fn buffer<T: hdl::Bundle>(name: &str, shape: &T::Shape, depth: u32, from: &Stream<T>) -> Stream<T> {
-    let f = hdl::instance(name, &Fifo { depth, width: T::total_width(shape) });
-    f.input.valid.set(from.valid);
-    f.input.data.set(from.data.to_bits());
-    from.ready.set(f.input.ready);
-    Stream { valid: f.output.valid, ready: f.output.ready, data: T::from_bits(shape, f.output.data) }
+    let width = T::total_width(shape);
+    let (input, output) = if depth < BLOCK {
+        let f = hdl::instance(name, &Fifo { depth, width });
+        (f.input, f.output)
+    } else {
+        let f = hdl::instance(name, &BlockFifo { depth, width });
+        (f.input, f.output)
+    };
+    input.valid.set(from.valid);
+    input.data.set(from.data.to_bits());
+    from.ready.set(input.ready);
+    Stream { valid: output.valid, ready: output.ready, data: T::from_bits(shape, output.data) }
 }

@@ -242,8 +242,8 @@ impl Module for Segment {
         fifo.output.ready.set(io.data.ready);
         io.room.set(fifo.level.lt(2));
         let depth = (AHEAD * c.inline_words()).next_power_of_two();
-        let inline = instance("inline_fifo", &Fifo { depth, width: c.data_bits() });
-        io.words.take(&inline.output);
+        let words = Stream::<Sig>::wires(&c.data_bits().into(), "copied_word");
+        io.words.take(&buffer("inline_fifo", &c.data_bits().into(), depth, &words));
         let control = Stream::<Owed>::wires(c, "response");
         let out = buffer("control_fifo", c, 2, &control);
         io.control.valid.set(out.valid);
@@ -498,9 +498,9 @@ impl Module for Segment {
         when(fires, || phase.set(0));
         let more = copies & !at_last;
         let copies_word = (more | (copies & fires)).named("copies_word");
-        inline.input.valid.set(copies_word & !is_read);
-        inline.input.data.set(io.inline_word);
-        hdl::assert_always("inline_data_has_room", inline.input.ready | !inline.input.valid);
+        words.valid.set(copies_word & !is_read);
+        words.data.set(io.inline_word);
+        hdl::assert_always("inline_data_has_room", words.ready | !words.valid);
         when(more, || {
             copied.set(copied + 1);
             ahead_of_words.set(1);

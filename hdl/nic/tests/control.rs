@@ -307,7 +307,7 @@ fn registers_tell_what_the_card_is_and_counters_count_once() {
 #[test]
 fn the_card_counts_every_refusal_and_every_event_of_the_contract() {
     // csr makes a pending count for what some source of the card may count, and for nothing else
-    let text = elaborate(&Nic(Config::small())).unwrap().verilog(Style::default());
+    let text = elaborate(&Nic(Config::small().traced())).unwrap().verilog(Style::default());
     let counted = |name: String| text.contains(&format!(" {name};"));
     let rejects = Reject::ALL.iter().filter(|r| !counted(format!("pending_reject_{}", r.code())));
     assert_eq!(rejects.collect::<Vec<_>>(), [&Reject::BadFcs; 0]);
@@ -327,7 +327,8 @@ fn a_counter_read_by_halves_is_whole() {
 
 #[test]
 fn the_trace_window_is_read_by_quadwords_and_by_halves_and_is_set_by_two_registers() {
-    let mut s = start(&Csr { c: Config::small(), rejects: vec![&[]], stages: vec![] });
+    let traced = Config::small().traced();
+    let mut s = start(&Csr { c: traced, rejects: vec![&[]], stages: vec![] });
     assert_eq!(access(&mut s, false, r::FEATURES, 0, 0x0f) as u32 & r::feature::TRACE, r::feature::TRACE);
     assert_eq!(access(&mut s, false, r::TRACE_ENTRIES, 0, 0x0f), 512);
     assert_eq!((s.peek("trace_enable"), s.peek("trace_stages")), (0, 0x1_ffff));
@@ -361,15 +362,13 @@ fn the_trace_window_is_read_by_quadwords_and_by_halves_and_is_set_by_two_registe
     assert_eq!(read(r::TRACE_RING + 8 * 9, 0xf0) >> 32, 9);
     assert_eq!(read(r::NOW, 0xff), 0, "what is outside of the window is none of it");
     // a card without
-    let none = Config { trace_entries: 0, ..Config::small() };
-    let mut s = start(&Csr { c: none, rejects: vec![&[]], stages: vec![] });
+    let mut s = start(&Csr { c: Config::small(), rejects: vec![&[]], stages: vec![] });
     assert_eq!(access(&mut s, false, r::FEATURES, 0, 0x0f) as u32 & r::feature::TRACE, 0);
 }
 
 #[test]
 fn a_card_without_a_trace_still_elaborates_and_has_its_pins() {
-    let none = Config { trace_entries: 0, ..Config::small() };
-    let text = elaborate(&Nic(none)).unwrap().verilog(Style::default());
+    let text = elaborate(&Nic(Config::small())).unwrap().verilog(Style::default());
     assert!(text.contains("trace_valid") && !text.contains("trace_small"));
 }
 

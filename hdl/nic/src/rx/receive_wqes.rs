@@ -26,6 +26,7 @@ use crate::flow::{
     further_row,
 };
 use crate::prim::fifo::buffer;
+use crate::prim::pick::round_robin;
 use crate::qp::{INDEX, State};
 use contract::QpState;
 use contract::context::{QpQueuesBits, QpRightsBits};
@@ -203,17 +204,6 @@ impl ReceiveWqes {
     }
 }
 
-/// Number of the lowest bit set.
-fn lowest(bits: Sig) -> Sig {
-    let alone = bits & (lit(bits.width(), 0) - bits);
-    let w = index_width(bits.width());
-    let digits = (0..w).rev().map(|d| {
-        let with_digit = (0..bits.width()).filter(|i| i >> d & 1 == 1).map(|i| alone.bit(i));
-        any_of(&with_digit.collect::<Vec<_>>())
-    });
-    cat(&digits.collect::<Vec<_>>())
-}
-
 impl Module for ReceiveWqes {
     type Io = ReceiveWqesIo;
     fn name(&self) -> String {
@@ -227,27 +217,34 @@ impl Module for ReceiveWqes {
         let (slots, slot_bits) = (self.slots(), index_width(self.slots()));
         let slot_of = |index: Sig| index.bits(0, slot_bits);
 
-        // the bytes: one bank per beat of a WQE
+        // the bytes: one bank per beat of a WQE, the further SGEs behind those read ahead
         let mine = io.data.valid & io.data.client.eq(ReadClient::Place.code());
         let row_bits = c.qp_bits() + slot_bits;
         let (banks, lane) = (RECEIVE_WQE / c.data_bytes, c.lane_bits());
-        let asked = cat(&[io.query.qp, slot_of(io.query.index)]);
-        let asked_further = cat(&[further_row(io.query_group), io.query.qp]);
-        let asks_further = hdl::delay("asks_further", io.query_group.any());
+        let bits = row_bits.max(GROUP + c.qp_bits());
+        let place = |further: Sig, behind: Sig, ahead: Sig| {
+            cat(&[further, mux(further, behind.extend(bits), ahead.extend(bits))])
+        };
+        let asked = place(
+            io.query_group.any(),
+            cat(&[further_row(io.query_group), io.query.qp]),
+            cat(&[io.query.qp, slot_of(io.query.index)]),
+        );
         let address = io.data.address;
+        let row = place(
+            address.msb(),
+            cat(&[address.bits(6, GROUP), address.bits(8, c.qp_bits())]),
+            address.bits(6, row_bits),
+        );
         let beats: Vec<Sig> = (0..banks)
             .map(|b| {
                 let here = if banks == 1 { high() } else { address.bits(lane, 6 - lane).eq(b) };
-                let memory = |name: &str, depth: u32, mine: Sig, row: Sig, asked: Sig| {
-                    let memory = Memory::with_lanes(&format!("{name}_{b}"), depth, c.data_bits(), 8);
-                    memory.write_lanes(mine & here, row, io.data.data, io.data.lanes);
-                    memory.read(&format!("{name}_beat_{b}"), high(), asked)
-                };
-                let row = cat(&[address.bits(6, GROUP), address.bits(8, c.qp_bits())]);
-                let depth = FURTHER_GROUPS * c.qps;
-                let further = memory("further", depth, mine & address.msb(), row, asked_further);
-                let row = address.bits(6, row_bits);
-                mux(asks_further, further, memory("bank", c.qps * slots, mine & !address.msb(), row, asked))
+                // what is read into is not here yet
+                let depth = (1 << bits) + FURTHER_GROUPS * c.qps;
+                let memory =
+                    Memory::with_lanes(&format!("bank_{b}"), depth, c.data_bits(), 8).ignoring_collisions();
+                memory.write_lanes(mine & here, row, io.data.data, io.data.lanes);
+                memory.read(&format!("beat_{b}"), high(), asked)
             })
             .collect();
         io.wqe.set(cat(&beats.into_iter().rev().collect::<Vec<_>>()));
@@ -288,9 +285,7 @@ impl Module for ReceiveWqes {
         let phase = reg_init("phase", 2, 0);
         let rest = (phase.eq(0) & !sweeping).named("rest");
         let last = reg_init("last", c.qp_bits(), 0);
-        // from the QP after the last one on, then from the first
-        let above = want & !((lit(c.qps, 2) << last) - 1);
-        let wanted = mux(above.any(), lowest(above), lowest(want)).named("wanted");
+        let wanted = round_robin(want, last).named("wanted");
         let take_ended = rest & ended.valid;
         let take_forget = rest & !ended.valid & io.forget.valid;
         let take_consumed = rest & !ended.valid & !io.forget.valid & consumed.valid;

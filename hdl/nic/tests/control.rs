@@ -1162,7 +1162,7 @@ fn a_key_ends_between_the_words_of_commands_and_its_region_stays() {
         "it is there, its key is not"
     );
     let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::QueryMr, 7));
-    assert_eq!(r.data()[0], words[0]);
+    assert_eq!(r.data()[..16], words, "its four words, and nothing behind them");
     // while a command writes its words, not one of them is lost
     s.poke("invalidate_valid", 1);
     s.poke("invalidate", 7);

@@ -98,7 +98,7 @@ impl Config {
             wqe_slots: 4,
             wqe_batch: 1,
             wqe_reads: 16,
-            receive_slots: 4,
+            receive_slots: 16,
             wqe_bytes: 512,
             sges: 4,
             packet_buffer_bytes: 32768,
@@ -130,7 +130,6 @@ impl Config {
             wqe_slots: 32,
             wqe_batch: 8,
             wqe_reads: 32,
-            receive_slots: 16,
             packet_buffer_bytes: 1 << 17,
             // one for each READ that the 16 busiest QPs may have outstanding: what they ask for always finds a place
             packet_slots: 256,

@@ -389,9 +389,13 @@ impl Device {
     /// Core clock ticks since reset: the clock of completion timestamps.
     ///
     /// # Errors
-    /// The way to the card failed.
+    /// The way to the card failed, or the card is gone.
     pub fn now_ticks(&self) -> Result<u64> {
-        read64(&*self.backend, reg::NOW)
+        match read64(&*self.backend, reg::NOW)? {
+            // a clock is there after centuries, a card that has left the bus at once
+            u64::MAX => Err(Error::Gone { name: self.name().to_owned() }),
+            ticks => Ok(ticks),
+        }
     }
 
     /// Function level reset, then memory and, if wanted, bus mastering on again.
@@ -413,8 +417,11 @@ pub(crate) fn recognise(backend: &dyn Backend) -> Result<()> {
     let failed = |source| Error::Backend { name: name(), operation: "read the PCI ID".to_owned(), source };
     backend.config_read(0, &mut id).map_err(failed)?;
     let (vendor, device) = (u16::from_le_bytes([id[0], id[1]]), u16::from_le_bytes([id[2], id[3]]));
-    if (vendor, device) != PCI_ID {
-        return Err(Error::NotOurs { name: name(), vendor, device });
+    match (vendor, device) {
+        PCI_ID => {}
+        // no device has this one
+        (u16::MAX, u16::MAX) => return Err(Error::Gone { name: name() }),
+        _ => return Err(Error::NotOurs { name: name(), vendor, device }),
     }
     command_bits(backend, MEMORY_ENABLE, 0)?;
     match read32(backend, reg::MAGIC)? {

@@ -57,6 +57,14 @@ pub enum Error {
         /// PCI device.
         device: u16,
     },
+    /// Every read gives ones: nobody answers on the bus.
+    #[error(
+        "{name}: reads give only ones: the card is off the bus; see that it has power and its bitstream, then reset it or rescan the bus"
+    )]
+    Gone {
+        /// The card.
+        name: String,
+    },
     /// BAR0 does not begin with the magic number.
     #[error(
         "{name}: BAR0 begins with {found:#010x}, not with \"VRBN\"; the bitstream is no Verbena card or not running"
@@ -326,6 +334,12 @@ pub enum Error {
         /// The call.
         operation: &'static str,
     },
+    /// What only one thread may do is done by another.
+    #[error("{operation}: another thread does already; end that one first")]
+    Taken {
+        /// The call.
+        operation: &'static str,
+    },
     /// The context was closed.
     #[error("{operation}: the context is closed")]
     Closed {
@@ -357,7 +371,9 @@ impl Error {
     /// The group.
     pub fn kind(&self) -> Kind {
         match self {
-            Error::NoCard { .. } | Error::Open { .. } | Error::NotOurs { .. } => Kind::NoCard,
+            Error::NoCard { .. } | Error::Open { .. } | Error::NotOurs { .. } | Error::Gone { .. } => {
+                Kind::NoCard
+            }
             Error::Magic { .. } | Error::Version { .. } | Error::Layout { .. } => Kind::Mismatch,
             _ => Kind::Failed,
         }

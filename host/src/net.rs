@@ -481,6 +481,10 @@ impl State {
         if self.port.budget < BUDGET {
             return None;
         }
+        // the stack may have more to say, but nothing leaves before a send ends, and that is an event
+        if self.port.free.is_empty() {
+            return Some(LOOK);
+        }
         let now = instant(self.port.context.now());
         let pause = self.interface.poll_delay(now, &self.sockets);
         let pause = pause.map_or(LOOK, |pause| Duration::from(pause).min(LOOK));
@@ -498,6 +502,8 @@ pub struct Ip {
     state: Mutex<State>,
     /// Rouses the thread that serves.
     bell: OwnedFd,
+    /// There is such a thread, or was until it gave up.
+    serves: AtomicBool,
     /// Readable when the bell or the channel is.
     waiting: OwnedFd,
 }
@@ -532,7 +538,13 @@ impl Ip {
         let bell = new_eventfd()?;
         let waiting = new_epoll(&[bell.as_fd(), port.channel.as_fd()])?;
         let state = State { port, interface, sockets, echo };
-        let ip = Arc::new(Ip { context: context.clone(), state: Mutex::new(state), bell, waiting });
+        let ip = Arc::new(Ip {
+            context: context.clone(),
+            state: Mutex::new(state),
+            bell,
+            serves: AtomicBool::new(false),
+            waiting,
+        });
         addresses.iter().try_for_each(|net| ip.add(*net))?;
         *lock(&context.inner.ip) = Arc::downgrade(&ip);
         Ok(ip)
@@ -733,7 +745,13 @@ impl Ip {
     }
 
     /// A thread that answers until it is dropped: for a program that is busy with something else, or with nothing.
-    pub fn serve(self: &Arc<Ip>) -> Serving {
+    ///
+    /// # Errors
+    /// There is one: two would take each other's events.
+    pub fn serve(self: &Arc<Ip>) -> Result<Serving> {
+        if self.serves.swap(true, Ordering::AcqRel) {
+            return Err(Error::Taken { operation: "answer ARP, ND and ping" });
+        }
         let (ip, ends) = (self.clone(), Arc::new(AtomicBool::new(false)));
         let (gave_up, failure) = mpsc::channel();
         let asked_to_end = ends.clone();
@@ -743,7 +761,7 @@ impl Ip {
                 let _ = gave_up.send(error);
             }
         });
-        Serving { ip: self.clone(), ends, failure, thread: Some(thread) }
+        Ok(Serving { ip: self.clone(), ends, failure, thread: Some(thread) })
     }
 
     fn answer(&self, ends: &AtomicBool) -> Result<()> {
@@ -751,8 +769,12 @@ impl Ip {
         // one event for each arming, whoever rouses this thread meanwhile: in a storm every arming fires, and one that is made
         // before the last one's event was taken is two for ever
         let mut armed = false;
-        while !ends.load(Ordering::Acquire) {
+        loop {
+            // in this order: who says that it ends, and then rings, is seen or heard
             clear(&self.bell);
+            if ends.load(Ordering::Acquire) {
+                return Ok(());
+            }
             while channel.is_ready()? && channel.wait(Some(Duration::ZERO))?.is_some() {
                 armed = false;
             }
@@ -774,7 +796,6 @@ impl Ip {
                 self.context.device().now_ticks()?;
             }
         }
-        Ok(())
     }
 }
 
@@ -819,6 +840,7 @@ impl Drop for Serving {
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the thread that answers ARP, ND and ping has panicked");
         }
+        self.ip.serves.store(false, Ordering::Release);
     }
 }
 

@@ -7,7 +7,7 @@ use host::*;
 use software_card::World;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const RW: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 const SOON: Duration = Duration::from_secs(5);
@@ -1331,6 +1331,56 @@ fn a_silent_card_is_an_error_within_the_bound() {
     drop(pd);
     context.close().expect("a reset ends it");
     assert_eq!(world.cards()[0].mapped_bytes(), 0);
+}
+
+#[test]
+fn one_thread_serves_a_stack_ends_when_it_is_told_to_and_says_when_the_card_has_left_the_bus() {
+    let world = World::new(1);
+    world.cards()[0].features |= reg::feature::RAW;
+    let context = world.open(0);
+    let ip = net::Ip::start(&context, &["10.0.0.1".parse().unwrap()]).expect("a stack");
+    let start = Instant::now();
+    for round in 0..400 {
+        let serving = ip.serve().expect("nobody else does");
+        assert!(matches!(ip.serve(), Err(Error::Taken { .. })));
+        std::thread::sleep(Duration::from_micros(round));
+        drop(serving);
+    }
+    // the thread looks by itself every 5 s: none of them has slept
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    let mut serving = ip.serve().expect("nobody else does");
+    world.cards()[0].gone = true;
+    let error = serving.wait(Some(Duration::from_secs(60))).expect_err("the card is gone");
+    let again = Device::new(world.backend(0)).expect_err("the card is gone");
+    let now = context.device().now_ticks().expect_err("the card is gone");
+    for error in [error, again, now] {
+        assert!(matches!(error, Error::Gone { .. }), "{error}");
+        assert_eq!(error.kind(), Kind::NoCard);
+        assert!(error.to_string().starts_with("soft:card0: reads give only ones"), "{error}");
+    }
+    // a card that is back can be closed in time
+    world.cards()[0].gone = false;
+}
+
+#[test]
+fn a_stack_with_something_to_say_sleeps_while_its_link_is_down() {
+    let world = World::new(1);
+    world.cards()[0].features |= reg::feature::RAW;
+    let way = world.backend(0);
+    let context = Context::start(Device::new(way.clone()).unwrap(), &Options::default()).unwrap();
+    let ip = net::Ip::start(&context, &["10.0.0.1".parse().unwrap()]).expect("a stack");
+    world.cards()[0].link_up = false;
+    // more questions than may be under way, none of which leaves
+    for last in 2..30 {
+        ip.ask(Ipv4Addr::new(10, 0, 0, last).into()).expect("on this link");
+    }
+    ip.ping(Ipv4Addr::new(10, 0, 0, 99).into(), 56, 0).expect("short");
+    let _serving = ip.serve().expect("nobody else does");
+    std::thread::sleep(Duration::from_millis(100));
+    let looks = || way.looks.load(std::sync::atomic::Ordering::Relaxed);
+    let before = looks();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(looks() - before < 100, "{} looks at the clock in 0.3 s", looks() - before);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn stacks_that_serve_sleep_until_somebody_asks_and_tell_when_their_card_is_gone(
         let context = Context::start(Device::open(&address(folder.path(), card)).unwrap(), &options).unwrap();
         Ip::start(&context, &[IpNet::from(targets[card])]).unwrap()
     });
-    let mut serving = ips.each_ref().map(Ip::serve);
+    let mut serving = ips.each_ref().map(|ip| ip.serve().unwrap());
     // this thread never polls: each question and each answer rouses a thread, which looks by itself every 5 s only
     for round in 0..20 {
         let (from, to) = (usize::from(round % 2), usize::from(1 - round % 2));

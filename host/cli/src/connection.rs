@@ -162,7 +162,7 @@ impl PeerArgs {
         let psn = self.psn.unwrap_or(usual) & 0xff_ffff;
         let own = Endpoint { qpn: qp.number(), psn, gid: context.gids()[0] };
         // once per card: it lives as long as the first QP
-        let serving = if self.ip && nth == 0 { Some(Ip::of_port(context)?.serve()) } else { None };
+        let serving = if self.ip && nth == 0 { Some(Ip::of_port(context)?.serve()?) } else { None };
         Ok(Opened { qp, cq, pd, own, serving })
     }
 

@@ -99,7 +99,7 @@ pub fn run(args: &IpArgs) -> anyhow::Result<()> {
             let ip = open(&device()?)?;
             let addresses: Vec<String> = ip.addresses().iter().map(ToString::to_string).collect();
             println!("answers for {}", addresses.join(" "));
-            let served = ip.serve().wait(seconds.map(Duration::from_secs));
+            let served = ip.serve()?.wait(seconds.map(Duration::from_secs));
             served.context("ARP, ND and ping are no longer answered")
         }
         Some(Action::Ping { target, size, count, wait, json }) => {

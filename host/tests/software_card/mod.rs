@@ -28,7 +28,8 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Memory behind an IO address.
 enum Mapping {
@@ -76,6 +77,8 @@ pub struct Card {
     pub link_up: bool,
     /// The register whose reads fail.
     pub unreadable: Option<u32>,
+    /// Off the bus: every read gives ones, every write goes nowhere.
+    pub gone: bool,
     pub max_qp: u32,
     /// Commands are read but never answered.
     pub mute: bool,
@@ -125,6 +128,8 @@ pub struct SoftwareCard {
     name: String,
     /// The doorbells as mapped memory: what is stored there reaches the card by [`SoftwareCard::deliver`].
     mapped: Option<Box<[AtomicU64]>>,
+    /// How often the driver has looked at the clock.
+    pub looks: AtomicU64,
 }
 
 impl SoftwareCard {
@@ -163,7 +168,13 @@ impl World {
     }
 
     fn way(self: &Arc<Self>, index: usize, mapped: Option<Box<[AtomicU64]>>) -> SoftwareCard {
-        SoftwareCard { world: self.clone(), index, name: format!("soft:card{index}"), mapped }
+        SoftwareCard {
+            world: self.clone(),
+            index,
+            name: format!("soft:card{index}"),
+            mapped,
+            looks: AtomicU64::new(0),
+        }
     }
 
     /// Card `index`, opened and started.
@@ -209,6 +220,7 @@ impl Card {
             layout_hash: contract::LAYOUT_HASH,
             link_up: true,
             unreadable: None,
+            gone: false,
             max_qp: 64,
             mute: false,
             faults: Vec::new(),
@@ -811,7 +823,7 @@ fn step(cards: &mut [Card], index: usize, qpn: u32) -> bool {
     let card = &mut cards[index];
     let Some(qp) = card.qps.get(&qpn) else { return false };
     let context = qp.context;
-    let sends = QpState::from_code(context.rights.state).is_some_and(QpState::sends);
+    let sends = card.link_up && QpState::from_code(context.rights.state).is_some_and(QpState::sends);
     if !sends || qp.halted || qp.sq_consumer == qp.sq_producer {
         return false;
     }
@@ -886,6 +898,7 @@ impl World {
     fn write(&self, index: usize, bar: Bar, offset: u64, value: u64) {
         let mut cards = self.cards();
         match bar {
+            _ if cards[index].gone => {}
             Bar::Registers => {
                 let card = &mut cards[index];
                 if offset as u32 == reg::COMMAND_ENABLE && value & 1 == 1 {
@@ -914,12 +927,13 @@ impl Backend for SoftwareCard {
         if card.unreadable == Some(offset as u32) {
             return Err(io::Error::other("no answer"));
         }
-        Ok(card.read_register(offset as u32) as u32)
+        Ok(if card.gone { u32::MAX } else { card.read_register(offset as u32) as u32 })
     }
 
     fn read64(&self, bar: Bar, offset: u64) -> io::Result<u64> {
         assert_eq!((bar, offset % 8), (Bar::Registers, 0), "the driver reads registers only");
-        Ok(self.world.cards()[self.index].read_register(offset as u32))
+        let card = &mut self.world.cards()[self.index];
+        Ok(if card.gone { u64::MAX } else { card.read_register(offset as u32) })
     }
 
     fn write32(&self, bar: Bar, offset: u64, value: u32) -> io::Result<()> {
@@ -942,13 +956,20 @@ impl Backend for SoftwareCard {
 
     fn config_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let start = offset as usize;
-        data.copy_from_slice(&self.world.cards()[self.index].config[start..start + data.len()]);
+        let card = &self.world.cards()[self.index];
+        match card.gone {
+            true => data.fill(u8::MAX),
+            false => data.copy_from_slice(&card.config[start..start + data.len()]),
+        }
         Ok(())
     }
 
     fn config_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let start = offset as usize;
-        self.world.cards()[self.index].config[start..start + data.len()].copy_from_slice(data);
+        let card = &mut self.world.cards()[self.index];
+        if !card.gone {
+            card.config[start..start + data.len()].copy_from_slice(data);
+        }
         Ok(())
     }
 
@@ -980,6 +1001,12 @@ impl Backend for SoftwareCard {
 
     fn iova_ranges(&self) -> Vec<RangeInclusive<u64>> {
         vec![0x10_0000..=0xffff_ffff]
+    }
+
+    fn now(&self) -> Duration {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        START.elapsed()
     }
 }
 

@@ -5,8 +5,9 @@
 //! RC:  what the test does: the connecting side asks; in ib_send_lat and ib_write_lat both send in turn
 //! TCP: after ib_write_bw and ib_read_bw keys and its figures (5 of 8 bytes); after all but ib_write_lat keys
 //! ```
-//! In all of TCP the connecting side says something and the listening one answers in kind. So the listening end needs no order:
-//! it answers keys by keys and gives all else back, which is the same version, size and MTU, and figures that nobody prints.
+//! In all of TCP the connecting side says something and the listening one answers in kind. So the listening end needs to know
+//! how long each message is, but not how many keys there are: it answers keys by keys and gives all else back, which is the same
+//! version, size and MTU, and figures that nobody prints.
 //! Out: every completion and length is checked, and that all of it came; perftest itself looks at no bytes. The connecting end
 //! keeps the order of Debian 13's, 25.01.
 
@@ -14,9 +15,9 @@ use crate::connection::{Opened, PeerArgs};
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use host::exchange::Endpoint;
-use host::{Access, Completion, Gid, Mr, Operation, QpAttr, RecvWr, SendWr, StageCounter, WcStatus};
+use host::{Access, Completion, Device, Gid, Mr, Operation, QpAttr, RecvWr, SendWr, StageCounter, WcStatus};
 use std::{
-    io::{Read, Write},
+    io::{self, ErrorKind, Read, Write},
     net::TcpStream,
     os::fd::AsFd,
     time::{Duration, Instant},
@@ -66,11 +67,17 @@ impl Test {
 
 /// Messages of keys and what they tell: LID, READs, QP, PSN, key, address, GID byte by byte, SRQ.
 const KEYS: usize = 108;
+/// A figure.
+const FIGURE: usize = 8;
 /// Work requests of a kind at once.
 const DEPTH: u32 = 64;
 /// A bandwidth test's addresses wander within so much.
 const CYCLE: usize = 4096;
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+/// What the peer writes over.
+const UNTOUCHED: u8 = 0x5a;
+/// How a stream ends whose peer is done.
+const GONE: [ErrorKind; 2] = [ErrorKind::UnexpectedEof, ErrorKind::ConnectionReset];
 const SEND: u64 = 0;
 const RECEIVE: u64 = 1;
 
@@ -108,6 +115,46 @@ impl Keys {
     }
 }
 
+/// Bytes of the `nth` message, as far as those that have come tell: they are no more than this.
+fn length(nth: usize, come: &[u8]) -> usize {
+    match (nth, come) {
+        (0, _) => 16,
+        (1 | 2, _) => 4,
+        (3, _) => 2,
+        // the LID in hexadecimal digits; no size, count or rate looks like that
+        (_, [lid @ .., b':', _, _, _]) if come.len() == FIGURE && lid.iter().all(u8::is_ascii_hexdigit) => {
+            KEYS
+        }
+        (_, come) if come.len() > FIGURE => KEYS,
+        _ => FIGURE,
+    }
+}
+
+/// What comes over TCP, in whatever pieces.
+#[derive(Default)]
+struct Heard {
+    nth: usize,
+    come: Vec<u8>,
+}
+
+impl Heard {
+    /// Takes what is there, up to the end of a message: that message, when it is whole. Never reads twice if it could wait.
+    fn take(&mut self, stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+        let begun = self.come.len();
+        self.come.resize(length(self.nth, &self.come), 0);
+        let read = stream.read(&mut self.come[begun..]);
+        self.come.truncate(begun + *read.as_ref().unwrap_or(&0));
+        if read? == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        if self.come.len() < length(self.nth, &self.come) {
+            return Ok(None);
+        }
+        self.nth += 1;
+        Ok(Some(std::mem::take(&mut self.come)))
+    }
+}
+
 /// This end.
 struct End<'a> {
     args: &'a PerftestArgs,
@@ -129,10 +176,14 @@ pub fn run(args: &PerftestArgs) -> anyhow::Result<()> {
     let room = (args.size as usize).max(CYCLE);
     let memory = opened.pd.allocate(2 * room, RIGHTS)?;
     // what the peer writes to; what is sent lies behind it
-    memory.write(0, &vec![0x5a; room])?;
-    memory.write(args.size as usize - 1, &[0])?;
+    memory.write(0, &vec![UNTOUCHED; room])?;
+    if args.test == Test::WriteLat {
+        // the number of the last message that came
+        memory.write(args.size as usize - 1, &[0])?;
+    }
     let own = Keys { endpoint: opened.own, reads: 4, rkey: memory.rkey(), addr: memory.addr() };
     let mut end = End { args, opened, memory, own, peer: None, asked: 0, done: 0, posted: 0, came: 0 };
+    let before = sent(context.device())?;
     let place = args.peer.place()?;
     let stream = place.meet()?;
     if args.peer.listen.is_some() {
@@ -140,13 +191,23 @@ pub fn run(args: &PerftestArgs) -> anyhow::Result<()> {
     } else {
         end.ask(stream)?
     }
-    let sent =
-        context.device().stage_counters()?.into_iter().find(|(row, _)| *row == StageCounter::TxPackets);
-    let sent = sent.map_or(0, |(_, count)| count);
+    let sent = sent(context.device())? - before;
     let reads = matches!(args.test, Test::ReadBw | Test::ReadLat);
     ensure!(!reads || sent >= u64::from(args.iters), "only {sent} requests or responses of READs were sent");
     println!("{} of {} bytes, all completions right", args.iters, args.size);
     Ok(())
+}
+
+/// Packets that the card has ever sent.
+fn sent(device: &Device) -> anyhow::Result<u64> {
+    let counters = device.stage_counters()?;
+    let sent = counters.into_iter().find(|(row, _)| *row == StageCounter::TxPackets);
+    Ok(sent.context("the card does not count its packets")?.1)
+}
+
+/// Whether a peer has written into memory that was [`UNTOUCHED`].
+fn written(memory: &[u8]) -> bool {
+    memory.iter().any(|byte| *byte != UNTOUCHED)
 }
 
 impl End<'_> {
@@ -157,18 +218,22 @@ impl End<'_> {
     /// The listening end, until the peer is gone.
     fn answer(&mut self, mut stream: TcpStream) -> anyhow::Result<()> {
         let patience = Duration::from_secs(self.args.peer.timeout.max(1));
-        let mut heard = Instant::now();
+        let (mut heard, mut messages) = (Instant::now(), Heard::default());
         loop {
             if host::backend::readable(stream.as_fd(), Some(Duration::from_micros(200)))? {
-                let mut message = [0; 256];
-                let length = match stream.read(&mut message) {
-                    Ok(0) => return self.judge(),
-                    Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return self.judge(),
-                    read => read.context("hear from the peer")?,
+                heard = Instant::now();
+                let message = match messages.take(&mut stream) {
+                    Ok(None) => continue,
+                    Ok(Some(message)) => message,
+                    Err(error) if messages.come.is_empty() && GONE.contains(&error.kind()) => {
+                        return self.judge();
+                    }
+                    Err(error) => return Err(error).context("hear from the peer"),
                 };
-                tracing::debug!(length, text = %String::from_utf8_lossy(&message[..length]), "heard");
+                let length = message.len();
+                tracing::debug!(length, text = %String::from_utf8_lossy(&message), "heard");
                 let keys = self.own.pack();
-                let mut answer = &message[..length];
+                let mut answer = &message[..];
                 if length == KEYS {
                     let peer = Keys::parse(answer).context("the peer's keys")?;
                     match self.peer {
@@ -180,7 +245,6 @@ impl End<'_> {
                     answer = &keys;
                 }
                 stream.write_all(answer).context("answer the peer")?;
-                heard = Instant::now();
             }
             if self.turn()? {
                 heard = Instant::now();
@@ -331,8 +395,7 @@ impl End<'_> {
         };
         ensure!(self.came >= came, "{} of {came} messages came", self.came);
         if test == Test::WriteBw && listens {
-            let written = self.memory.to_vec(0..self.args.size as usize)?;
-            ensure!(written.iter().any(|byte| *byte != 0x5a), "nothing was written");
+            ensure!(written(&self.memory.to_vec(0..self.args.size as usize)?), "nothing was written");
         }
         Ok(())
     }
@@ -352,5 +415,33 @@ mod tests {
         assert_eq!(keys.pack(), *text);
         assert_eq!(Keys::parse(text), Some(keys));
         assert!(Keys::parse(&text[..40]).is_none() && Keys::parse(b"").is_none());
+    }
+
+    #[test]
+    fn messages_are_whole_however_tcp_cuts_them() {
+        let gid = Gid([0x3a; 16]);
+        let keys = Keys { endpoint: Endpoint { qpn: 1, psn: 2, gid }, reads: 4, rkey: 3, addr: 4 }.pack();
+        let version = *b"6.24\0\0\0\0\0\0\0\0\0\0\0\0";
+        let (size, rate) = (20_003u64.to_be_bytes(), 9876.5f64.to_be_bytes());
+        let mut said: Vec<&[u8]> = vec![&version, &[0, 0, 16, 0], &[0, 0, 0, 64], b"3\0"];
+        said.extend([&keys[..], &keys, &keys, &keys, &size, &size, &rate, &rate, &rate, &keys]);
+        let all = said.concat();
+        // none of several pieces, and all of it at once
+        for piece in [1, 3, 7, 8, 9, 100, 107, 109, all.len()] {
+            let (mut heard, mut messages) = (Heard::default(), Vec::new());
+            for mut come in all.chunks(piece) {
+                while !come.is_empty() {
+                    messages.extend(heard.take(&mut come).expect("there is more"));
+                }
+            }
+            assert!(messages == said && heard.come.is_empty(), "pieces of {piece}: {messages:?}");
+            assert_eq!(heard.take(&mut &b""[..]).expect_err("the end").kind(), ErrorKind::UnexpectedEof);
+        }
+    }
+
+    #[test]
+    fn memory_that_nobody_wrote_to_is_told_from_one_byte_that_came() {
+        assert!(!written(&[UNTOUCHED; 100]));
+        assert!(written(&[UNTOUCHED, UNTOUCHED, 0]));
     }
 }

@@ -387,13 +387,16 @@ fn pages(cards: &[DeviceAddress], huge: Option<u8>) -> anyhow::Result<String> {
     // what an emulated IOMMU bears of it
     let rounds = if huge.is_some() { 30 } else { 100 };
     let page = 1usize << huge.unwrap_or(12);
-    let map = |pages: usize| {
+    let map = |round: usize, pages: usize| {
         let mut options = memmap2::MmapOptions::new();
         options.len(pages * page);
         huge.map(|log| options.huge(Some(log)));
         options.map_anon().map_err(|error| match huge {
-            Some(_) => LeftOut(format!("no huge page ({error}); as root: sysctl vm.nr_hugepages=8")).into(),
-            None => anyhow::Error::from(error),
+            // the first asks for most: whatever lacks later has leaked
+            Some(_) if round == 0 => {
+                LeftOut(format!("no huge page ({error}); as root: sysctl vm.nr_hugepages=8")).into()
+            }
+            _ => anyhow::Error::from(error).context(format!("region {round}: {pages} pages")),
         })
     };
     let watched = Watched::open(&cards[0])?;
@@ -403,7 +406,7 @@ fn pages(cards: &[DeviceAddress], huge: Option<u8>) -> anyhow::Result<String> {
     let before = (watched.maps().len(), locked()?);
     let most = if huge.is_some() { 3 } else { 64 };
     for round in 0..rounds {
-        let region = a.pd.register(map(2 + round % (most - 1))?, RIGHTS)?;
+        let region = a.pd.register(map(round, most - round % (most - 1))?, RIGHTS)?;
         ensure!(
             watched.maps().len() == before.0 + 1,
             "a region has {} maps",

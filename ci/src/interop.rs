@@ -72,7 +72,8 @@ const SAMPLE: [&str; 8] = [
 const USUAL: u32 = 4200;
 const JUMBO: u32 = 8177;
 /// Starts [`PEER`], in the guest's shell.
-const PEER_STARTS: &str = "python3 /usr/bin/peer.py 18600 > /tmp/peer.log 2>&1 &\n\
+const PEER_STARTS: &str = "rm -f /tmp/peer.log\n\
+                           python3 /usr/bin/peer.py 18600 > /tmp/peer.log 2>&1 &\n\
                            until grep -q listening /tmp/peer.log; do sleep 0.2; done";
 /// The guest's end of the wire, likewise.
 const WIRE: &str = "wire=$(basename $(dirname $(grep -l 02:00:00:00:00:0b /sys/class/net/*/address)))";
@@ -655,36 +656,38 @@ impl Room {
         for address in ["10.0.0.1/24", "fd00::1/64"] {
             run::show(&mut own(&["add", address]))?;
         }
-        self.guest.ask(&format!(
-            "{WIRE}\nip link set $wire mtu {JUMBO}\nip neigh del 10.0.0.1 dev $wire\nip neigh del fd00::1 dev $wire"
-        ))?;
-        let (size, count) = (cell.size.to_string(), cell.count.to_string());
-        let outcome = if cell.asks == Asks::Card {
-            let target = if cell.ipv6 { "fd00::2" } else { "10.0.0.2" };
-            run::show(&mut own(&["ping", target, "--size", &size, "--count", &count]))
-        } else {
-            let mut serve = own(&["serve"]);
-            println!("$ {}", run::typed(&serve));
-            let mut process = serve.stdout(Stdio::piped()).spawn().context("cannot start setpriv")?;
-            let mut line = String::new();
-            let said = process.stdout.take().context("no pipe")?;
-            BufReader::new(said).read_line(&mut line)?;
-            let (ping, target) = if cell.ipv6 { ("ping6", "fd00::1") } else { ("ping", "10.0.0.1") };
-            let answers = self.guest.ask(&format!("{ping} -c {count} -s {size} {target} 2>&1"));
-            process.kill()?;
-            process.wait()?;
-            answers.and_then(|said| {
-                ensure!(said.contains(&format!(" {count} packets received")), "pings were lost");
-                Ok(())
-            })
-        };
-        self.guest.ask(&format!(
+        let outcome = self.pings(cell, own);
+        let usual = self.guest.ask(&format!(
             "{WIRE}\n\
              ip link set $wire mtu {USUAL}\n\
              ip neigh replace 10.0.0.1 lladdr {CARD_MAC} dev $wire nud permanent\n\
              ip neigh replace fd00::1 lladdr {CARD_MAC} dev $wire nud permanent"
+        ));
+        outcome.and(usual.map(drop))
+    }
+
+    /// What [`Self::ping`] does in between; `own` is `verbena ip` with this command.
+    fn pings(&mut self, cell: &Cell, own: impl Fn(&[&str]) -> Command) -> Result<()> {
+        self.guest.ask(&format!(
+            "{WIRE}\nip link set $wire mtu {JUMBO}\nip neigh del 10.0.0.1 dev $wire\nip neigh del fd00::1 dev $wire"
         ))?;
-        outcome
+        let (size, count) = (cell.size.to_string(), cell.count.to_string());
+        if cell.asks == Asks::Card {
+            let target = if cell.ipv6 { "fd00::2" } else { "10.0.0.2" };
+            return run::show(&mut own(&["ping", target, "--size", &size, "--count", &count]));
+        }
+        let mut serve = own(&["serve"]);
+        println!("$ {}", run::typed(&serve));
+        let mut process = serve.stdout(Stdio::piped()).spawn().context("cannot start setpriv")?;
+        let said = process.stdout.take().context("no pipe")?;
+        let serves = BufReader::new(said).read_line(&mut String::new());
+        let (ping, target) = if cell.ipv6 { ("ping6", "fd00::1") } else { ("ping", "10.0.0.1") };
+        let answers = self.guest.ask(&format!("{ping} -c {count} -s {size} {target} 2>&1"));
+        process.kill()?;
+        process.wait()?;
+        serves?;
+        ensure!(answers?.contains(&format!(" {count} packets received")), "pings were lost");
+        Ok(())
     }
 
     fn perf(&mut self, cell: &Cell, op: &str, sim: &Simulator) -> Result<()> {
@@ -730,9 +733,10 @@ impl Room {
         }
         // the end of its standard input says that there is another
         drop(process.stdin.take());
-        let status = process.wait()?;
+        // to its end first: who fills the pipe never ends
         let mut said = String::new();
         errors.read_to_string(&mut said)?;
+        let status = process.wait()?;
         eprint!("{said}");
         killed?;
         ensure!(status.success(), "verbena ended with {status}: {}", said.trim());

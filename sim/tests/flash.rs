@@ -11,7 +11,7 @@
 #[path = "../../hdl/nic/tests/flash_block/mod.rs"]
 mod flash_block;
 
-use contract::flash::{GUARD_SYNC, GUARD_WORDS, GUARD_WORDS_AT, Layout, SECTOR, SUBSECTOR, SYNC};
+use contract::flash::{GUARD_WORDS, GUARD_WORDS_AT, Layout, SECTOR, SUBSECTOR, SYNC};
 use flash_block::Block;
 use hdl::{Interpreter, elaborate};
 use host::backend::Backend;
@@ -24,7 +24,7 @@ use sim::nor::{Cut, Nor, When};
 use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 /// A board with a small chip: 132 KiB of golden image, and a guard that is no more aligned than that of the U55C.
@@ -65,10 +65,12 @@ fn file(part: &str, data: &[u8]) -> Vec<u8> {
     file
 }
 
+static GOLDEN: LazyLock<Vec<u8>> = LazyLock::new(|| random(99, SMALL.guard as usize));
+
 /// A chip with a golden image, and with `old` where ours belongs.
 fn chip_with(old: &[u8], seed: u64) -> Nor {
     let mut nor = Nor::new(SMALL.chip, SMALL.bytes, seed);
-    nor.bytes[..SMALL.guard as usize].copy_from_slice(&random(99, SMALL.guard as usize));
+    nor.bytes[..SMALL.guard as usize].copy_from_slice(&GOLDEN);
     let at = SMALL.image() as usize;
     nor.bytes[at..at + old.len()].copy_from_slice(old);
     nor
@@ -132,8 +134,7 @@ fn starts(flash: &[u8], images: &[&[u8]]) -> Started {
 }
 
 fn golden_is_untouched(nor: &Nor, what: &str) {
-    let golden = random(99, SMALL.guard as usize);
-    assert!(nor.bytes[..SMALL.guard as usize] == golden[..], "{what}: the golden image is not what it was");
+    assert!(nor.bytes[..SMALL.guard as usize] == GOLDEN[..], "{what}: the golden image is not what it was");
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn an_image_is_loaded_verified_and_left_alone_the_second_time() {
     assert_eq!(lent.update().unwrap().guard().unwrap(), Guard::Released);
     let operations = lent.look(|nor| nor.operations);
     assert_eq!(lent.write(&new).unwrap(), Done { resumed: false, written: 0, kept: new.len() });
-    assert_eq!(lent.look(|nor| nor.operations), operations, "nothing was erased or programmed for nothing");
+    assert_eq!(lent.look(|nor| nor.operations), operations + 1, "nothing but the release");
     // a shorter one takes its place, and the guard is used again
     lent.write(&old).unwrap();
     lent.update().unwrap().verify(&old).unwrap();
@@ -158,11 +159,11 @@ fn an_image_is_loaded_verified_and_left_alone_the_second_time() {
     });
 }
 
-/// Cuts the power at `cut`, looks what starts, and lets a second run, itself cut by the seed, and a third come to an end.
-/// False: the update was over before the cut.
-fn cut_and_resume(old: &[u8], new: &[u8], released: bool, cut: Cut, seed: u64) -> bool {
-    let what = format!("{cut:?}, seed {seed}");
-    let mut nor = chip_with(old, seed);
+/// Cuts the power at `cut` while image 1 takes the place of image 0, looks what starts, and lets a second run, of another
+/// image and itself cut by the seed, and a third, of the last, come to an end. False: the update was over before the cut.
+fn cut_and_resume(images: &[&[u8]], [second, last]: [usize; 2], released: bool, cut: Cut, seed: u64) -> bool {
+    let what = format!("{cut:?}, then {second} and {last}, seed {seed}");
+    let mut nor = chip_with(images[0], seed);
     if released {
         // as an earlier update leaves it
         let words = GUARD_WORDS.map(|word| if word == SYNC { 0 } else { word });
@@ -175,7 +176,7 @@ fn cut_and_resume(old: &[u8], new: &[u8], released: bool, cut: Cut, seed: u64) -
         lent.look(|nor| {
             let what = format!("{what}, {when}");
             golden_is_untouched(nor, &what);
-            let started = starts(&nor.bytes, &[old, new]);
+            let started = starts(&nor.bytes, images);
             assert_ne!(started, Started::Nothing, "{what}: the card does not start");
             assert_eq!(nor.faults, [""; 0], "{what}");
             nor.power_on();
@@ -183,7 +184,7 @@ fn cut_and_resume(old: &[u8], new: &[u8], released: bool, cut: Cut, seed: u64) -
         })
     };
     lent.look(|nor| nor.cut(cut));
-    let first = lent.write(new);
+    let first = lent.write(images[1]);
     let over = lent.look(|nor| nor.is_on());
     match &first {
         Ok(_) => assert!(over, "{what}"),
@@ -196,44 +197,58 @@ fn cut_and_resume(old: &[u8], new: &[u8], released: bool, cut: Cut, seed: u64) -
     look("after the first cut");
     let mut choose = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let when = if choose.next_u64() % 2 == 0 { When::During } else { When::Late };
-    let second = Cut { operation: choose.next_u64() % 60, when };
-    lent.look(|nor| nor.cut(second));
-    let armed = lent.look(|nor| starts(&nor.bytes, &[old]) == Started::Golden);
-    if let Ok(done) = lent.write(new) {
-        assert!(done.resumed || !armed, "{what}: it began anew");
+    // beyond the end of some: they go through
+    let cut = Cut { operation: choose.next_u64() % 300, when };
+    lent.look(|nor| nor.cut(cut));
+    let armed = lent.look(|nor| starts(&nor.bytes, &images[..1]) == Started::Golden);
+    if let Ok(done) = lent.write(images[second]) {
+        assert!(done.resumed || !armed, "{what}: the armed guard was not seen");
     }
     look("after the second cut");
-    lent.write(new).unwrap_or_else(|error| panic!("{what}: {error}"));
-    lent.update().unwrap().verify(new).unwrap_or_else(|error| panic!("{what}: {error}"));
-    assert_eq!(look("at the end"), Started::Image(1), "{what}");
-    // what a cut has struck was done again, however it read; but for a word that is clear
-    let sync = (SMALL.guard + GUARD_WORDS_AT + 4 * GUARD_SYNC) as usize;
-    let weak =
-        lent.look(|nor| nor.weak.iter().filter(|weak| weak.start != sync).cloned().collect::<Vec<_>>());
-    assert_eq!(weak, [0..0; 0], "{what}");
+    lent.write(images[last]).unwrap_or_else(|error| panic!("{what}: {error}"));
+    lent.update().unwrap().verify(images[last]).unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(look("at the end"), Started::Image(last), "{what}");
+    // what a cut has struck was done again, however it read
+    assert_eq!(lent.look(|nor| nor.weak.clone()), [0..0; 0], "{what}");
     true
 }
 
 #[test]
-fn a_power_cut_at_any_step_leaves_a_card_that_starts_and_an_update_that_goes_on() {
-    // 13 subsectors up to the next sector, and a part of that
-    let (old, new) = (data(1, 30_000), data(2, 60_000));
+fn a_power_cut_at_any_step_leaves_a_card_that_starts_and_costs_no_more_than_another_run() {
+    // 13 subsectors up to the next sector, and a part of that; subsectors that are alike hide how far an update came
+    let alike = |from: &[u8], to: &mut [u8], subsectors: std::ops::Range<u32>| {
+        let bytes = (subsectors.start * SUBSECTOR) as usize..(subsectors.end * SUBSECTOR) as usize;
+        to[bytes.clone()].copy_from_slice(&from[bytes]);
+    };
+    let (old, mut new, mut other) = (data(1, 30_000), data(2, 60_000), data(3, 60_000));
+    alike(&old, &mut new, 4..6);
+    alike(&new, &mut other, 4..6);
+    alike(&new, &mut other, 8..11);
+    let short = data(4, 20_000);
+    let images = [&old[..], &new, &other, &short];
     let mut cuts = 0;
-    for released in [false, true] {
-        for operation in 0.. {
-            let mut reached = true;
-            for (n, when) in [When::Before, When::During, When::Late, When::After].into_iter().enumerate() {
-                let seed = operation << 3 | (n as u64) << 1 | u64::from(released);
-                reached &= cut_and_resume(&old, &new, released, Cut { operation, when }, seed);
-                cuts += 1;
-            }
-            if !reached {
-                break;
+    // the same again; another; a shorter one, behind which the first had come further, and the first
+    let all = [When::Before, When::During, When::Late, When::After];
+    for (then, (runs, whens)) in
+        [([1, 1], &all[..]), ([2, 2], &[When::Late]), ([3, 1], &[When::Late])].into_iter().enumerate()
+    {
+        for released in [false, true] {
+            for operation in 0.. {
+                let mut reached = true;
+                for (n, when) in whens.iter().enumerate() {
+                    let seed = (operation << 3 | (n as u64) << 1 | u64::from(released)) * 3 + then as u64;
+                    let cut = Cut { operation, when: *when };
+                    reached &= cut_and_resume(&images, runs, released, cut, seed);
+                    cuts += 1;
+                }
+                if !reached {
+                    break;
+                }
             }
         }
     }
     // guard (two, and its erasure the second time), erasures, pages, release: nothing was skipped
-    assert!(cuts > 2 * 4 * (2 + 7 + 60_000 / 256), "{cuts}");
+    assert!(cuts > (4 + 1 + 1) * 2 * (2 + 14 + 60_000 / 256), "{cuts}");
     println!("{cuts} cuts");
 }
 
@@ -293,18 +308,24 @@ fn an_image_that_is_whole_behind_its_guard_is_not_called_good() {
     lent.update().unwrap().verify(&image).unwrap();
 }
 
-/// Pins that nobody drives.
-struct Open(u8);
+/// What never becomes ready: a line that is stuck, or a chip.
+struct Stuck {
+    flags: u8,
+    others: u8,
+    now: Duration,
+}
 
-impl Spi for Open {
-    fn exchange(&mut self, _: &[u8], receive: &mut [u8]) -> io::Result<()> {
-        receive.fill(self.0);
+impl Spi for Stuck {
+    fn exchange(&mut self, send: &[u8], receive: &mut [u8]) -> io::Result<()> {
+        receive.fill(if send == [0x70] { self.flags } else { self.others });
         Ok(())
     }
     fn now(&self) -> Duration {
-        Duration::ZERO
+        self.now
     }
-    fn relax(&mut self, _: u32) {}
+    fn relax(&mut self, _: u32) {
+        self.now += Duration::from_millis(1);
+    }
 }
 
 #[test]
@@ -318,8 +339,15 @@ fn a_chip_that_is_not_the_boards_is_refused_before_anything_is_said_to_it() {
         "identify the flash: chip c2253b is not the small one (20bb21) of test; name the board that this is"
     );
     assert_eq!(lent.look(|nor| nor.operations), 0);
-    let silent = Chip::identify(Open(0xff), &SMALL).err().unwrap();
-    assert!(matches!(silent, Error::NoAnswer { answer: 0xff, .. }), "{silent}");
+    let identify =
+        |flags, others| Chip::identify(Stuck { flags, others, now: Duration::ZERO }, &SMALL).err().unwrap();
+    // stuck at either level; ready never, but busy: somebody is there
+    for level in [0xff, 0] {
+        let silent = identify(level, level);
+        assert!(matches!(silent, Error::NoAnswer { answer, .. } if answer == level), "{silent}");
+    }
+    let busy = identify(0, 1);
+    assert!(matches!(busy, Error::Busy { .. }), "{busy}");
 }
 
 #[test]
@@ -353,6 +381,13 @@ fn what_is_protected_too_long_or_not_ours_is_refused_before_anything_is_changed(
     let lent = Lent::of(chip_with(&old, 0));
     let error = refused(&lent, &vec![0; room + 1]);
     assert!(matches!(error, Error::OutOfRegion { length, .. } if length == room + 1), "{error}");
+    // nothing, or nothing that starts
+    for (none, says) in [(&[][..], "it is empty"), (&[0xff; 9000], "no synchronisation word")] {
+        let error = refused(&lent, none);
+        assert!(error.to_string().contains(says), "{error}");
+        let error = lent.update().unwrap().verify(none).unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
     // the gate itself
     let mut update = lent.update().unwrap();
     let chip = update.chip();
@@ -365,6 +400,40 @@ fn what_is_protected_too_long_or_not_ours_is_refused_before_anything_is_changed(
         assert!(matches!(chip.program(at, &vec![0; length]), Err(Error::OutOfRegion { .. })), "{at:#x}");
     }
     assert_eq!(lent.look(|nor| nor.operations), 0);
+}
+
+#[test]
+fn a_reload_is_refused_where_nothing_would_start() {
+    let (image, at) = (data(1, 30_000), SMALL.image() as usize);
+    let refused = |lent: &Lent, state: &str| {
+        assert_eq!(lent.look(|nor| starts(&nor.bytes, &[&image])), Started::Nothing);
+        let error = lent.update().unwrap().demand_start().unwrap_err();
+        let says = error.to_string();
+        assert!(
+            says.contains(&format!("the guard is {state}")) && says.contains("run `write` first"),
+            "{error}"
+        );
+    };
+    let starting = |lent: &Lent, started| {
+        assert_eq!(lent.look(|nor| starts(&nor.bytes, &[&image])), started);
+        lent.update().unwrap().demand_start().unwrap()
+    };
+    let lent = Lent::of(chip_with(&[], 0));
+    refused(&lent, "blank");
+    lent.look(|nor| nor.bytes[at..at + image.len()].copy_from_slice(&image));
+    assert_eq!(starting(&lent, Started::Image(0)), Guard::Blank);
+    lent.update().unwrap().erase(false, |_| {}).unwrap();
+    assert_eq!(starting(&lent, Started::Golden), Guard::Armed);
+    lent.write(&image).unwrap();
+    assert_eq!(starting(&lent, Started::Image(0)), Guard::Released);
+    // its word, where the first subsector ends, is too late by a byte
+    lent.look(|nor| {
+        nor.bytes[at..at + image.len()].fill(0xff);
+        nor.bytes[at + 4093..][..4].copy_from_slice(&SYNC.to_be_bytes());
+    });
+    refused(&lent, "released");
+    lent.look(|nor| nor.bytes[SMALL.guard as usize..][..5000].copy_from_slice(&data(7, 5000)));
+    assert_eq!(lent.update().unwrap().demand_start().unwrap(), Guard::Foreign);
 }
 
 #[test]

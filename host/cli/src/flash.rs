@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! verbena flash alveo-u55c identify              chip, protection, what stands in the guard's place
-//! verbena flash alveo-u55c write verbena.bit     checks file, manifest and chip; writes, reads back; goes on after a power cut
+//! verbena flash alveo-u55c write verbena.bit     checks file, manifest and chip; writes, reads back; after a power cut: again
 //! verbena flash alveo-u55c verify verbena.bit    reads back only
 //! verbena flash alveo-u55c erase                 our part; the card then starts from the golden image
-//! verbena flash alveo-u55c boot                  has the FPGA loaded anew
+//! verbena flash alveo-u55c boot                  has the FPGA loaded anew, if something would start
 //! verbena flash alveo-u55c manifest verbena.bit  makes the manifest; needs no card
 //! ```
 //! The golden image is never written. The manifest of `verbena.bit` is `verbena.json` beside it. A card of any contract will do.
@@ -151,9 +151,15 @@ pub fn run(args: &FlashArgs) -> anyhow::Result<()> {
         Action::Boot => {
             // a flash that cannot be read is no flash to load from
             let mut flash = flash()?;
-            let golden = flash.guard()? == Guard::Armed;
+            let what = match flash.demand_start()? {
+                Guard::Blank => "our image (the guard is blank)",
+                Guard::Released => "our image (the guard is released)",
+                Guard::Armed => {
+                    "the golden image (the guard is armed: an update was interrupted, or the flash erased)"
+                }
+                Guard::Foreign => "an image that is not ours (it begins in the guard's place)",
+            };
             flash.chip().spi().reload()?;
-            let what = if golden { "the golden image (an update was interrupted)" } else { "our image" };
             println!("the FPGA loads {what}; the card has left the bus for some seconds. Then, as root:");
             println!("  echo 1 > /sys/bus/pci/devices/FUNCTION/remove; echo 1 > /sys/bus/pci/rescan");
             println!("if it does not come back, restart the machine");
@@ -171,8 +177,8 @@ pub fn run(args: &FlashArgs) -> anyhow::Result<()> {
 }
 
 fn said(done: &Done) -> String {
-    let resumed = if done.resumed { "went on with an interrupted update: " } else { "" };
-    format!("{resumed}{} bytes written, {} kept", done.written, done.kept)
+    let before = if done.resumed { "an update had been interrupted, or the flash erased: " } else { "" };
+    format!("{before}{} bytes written, {} kept", done.written, done.kept)
 }
 
 /// Shows how far it is, where somebody looks.
@@ -195,14 +201,15 @@ fn identify(flash: &mut Update<CardSpi>, layout: &Layout, as_json: bool) -> anyh
     let guard = flash.guard()?;
     let protection = flash.chip().protection()?;
     let (starts, means) = match guard {
-        Guard::Blank | Guard::Released => ("ours", "what follows it starts"),
+        Guard::Blank | Guard::Released if flash.image_begins()? => ("ours", "what follows it starts"),
+        Guard::Blank | Guard::Released => ("nothing", "and nothing behind it: run `write`"),
         Guard::Armed => ("golden", "an update was interrupted or the flash erased: run `write`"),
         Guard::Foreign => ("foreign", "an image that is not ours: `write --replace` takes its place"),
     };
     if as_json {
         let value = json!({
             "board": layout.board, "chip": layout.chip_name, "bytes": layout.bytes,
-            "guard": { "at": layout.guard, "state": format!("{guard:?}").to_lowercase(), "starts": starts },
+            "guard": { "at": layout.guard, "state": guard.name(), "starts": starts },
             "image": layout.image(),
             "protected": { "first": protection.first, "end": protection.end },
         });
@@ -212,7 +219,7 @@ fn identify(flash: &mut Update<CardSpi>, layout: &Layout, as_json: bool) -> anyh
     println!("board: {}", layout.board);
     println!("    {:<10} {}, {} MiB", "chip", layout.chip_name, layout.bytes >> 20);
     println!("    {:<10} 0x00000000..{:#010x}, never written", "golden", layout.guard);
-    println!("    {:<10} {:#010x}: {}: {means}", "guard", layout.guard, format!("{guard:?}").to_lowercase());
+    println!("    {:<10} {:#010x}: {}: {means}", "guard", layout.guard, guard.name());
     println!("    {:<10} {:#010x}..{:#010x}", "image", layout.image(), layout.bytes);
     match protection.first < protection.end {
         true => println!("    {:<10} {:#010x}..{:#010x}", "protected", protection.first, protection.end),

@@ -76,7 +76,7 @@ fn a_bitstream_is_loaded_verified_resumed_and_booted_and_the_wrong_one_refused()
         // as an older bitstream: the tool repairs cards of any contract
         cards[0].layout_hash = 1;
     }
-    const CALLS: usize = 8;
+    const CALLS: usize = 11;
     let server = serve(&world, 0, &directory.path().join("card0.sock"), CALLS);
     let verbena = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_verbena"));
@@ -104,9 +104,17 @@ fn a_bitstream_is_loaded_verified_resumed_and_booted_and_the_wrong_one_refused()
     let alone = verbena(&["write", "other.bit"]);
     assert!(err(&alone).contains("read the manifest other.json"), "{}", err(&alone));
 
-    // 1: identify, 2: write, 3: verify
+    // 1: identify, 2: nothing is there that a reload would start, 3: write, 4: verify
     let identity = out(&verbena(&["identify"]));
-    assert!(identity.contains("MT25QU01G, 128 MiB") && identity.contains("0x01002000: blank"), "{identity}");
+    assert!(
+        identity.contains("MT25QU01G, 128 MiB") && identity.contains("0x01002000: blank: and nothing behind"),
+        "{identity}"
+    );
+    let refused = verbena(&["boot"]);
+    assert_eq!((refused.status.code(), out(&refused)), (Some(1), String::new()));
+    let says = err(&refused);
+    assert!(says.contains("the guard is blank") && says.contains("run `write` first"), "{says}");
+    assert!(!reloaded.load(Ordering::Relaxed));
     let written = verbena(&["write", "verbena.bit"]);
     assert!(
         out(&written).starts_with("9000 bytes written, 0 kept; alveo_u55c of contract 1."),
@@ -116,7 +124,7 @@ fn a_bitstream_is_loaded_verified_resumed_and_booted_and_the_wrong_one_refused()
     let verified = out(&verbena(&["verify", "verbena.bit"]));
     assert_eq!(verified, "9000 bytes are as in verbena.bit\n");
 
-    // 4: the power goes, 5: the card would start from the golden image, 6: again
+    // 5: the power goes, 6 and 7: the card starts from the golden image, 8: again
     verbena(&["manifest", "other.bit"]);
     nor.lock().unwrap().cut(Cut { operation: 20, when: When::During });
     let interrupted = verbena(&["write", "other.bit"]);
@@ -124,14 +132,25 @@ fn a_bitstream_is_loaded_verified_resumed_and_booted_and_the_wrong_one_refused()
     nor.lock().unwrap().power_on();
     let json: serde_json::Value = serde_json::from_str(&out(&verbena(&["identify", "--json"]))).unwrap();
     assert_eq!((&json["guard"]["state"], &json["guard"]["starts"]), (&"armed".into(), &"golden".into()));
-    let resumed = verbena(&["write", "other.bit"]);
-    assert!(out(&resumed).starts_with("went on with an interrupted update: "), "{}", err(&resumed));
+    let booted = out(&verbena(&["boot"]));
+    assert!(booted.starts_with("the FPGA loads the golden image (the guard is armed"), "{booted}");
+    assert!(reloaded.swap(false, Ordering::Relaxed));
+    let resumed = out(&verbena(&["write", "other.bit"]));
+    assert!(
+        resumed
+            .starts_with("an update had been interrupted, or the flash erased: 17000 bytes written, 0 kept"),
+        "{resumed}"
+    );
 
-    // 7: another file, 8: boot
+    // 9: another file, 10: boot, 11: with an image that is not ours in the guard's place
     let differs = verbena(&["verify", "verbena.bit"]);
     assert!(err(&differs).contains("write it again"), "{}", err(&differs));
     let booted = verbena(&["boot"]);
-    assert!(out(&booted).starts_with("the FPGA loads our image"), "{}", err(&booted));
+    assert!(out(&booted).starts_with("the FPGA loads our image (the guard is released)"), "{}", err(&booted));
+    assert!(reloaded.swap(false, Ordering::Relaxed));
+    nor.lock().unwrap().bytes[ALVEO_U55C.guard as usize..][..4].copy_from_slice(&SYNC.to_be_bytes());
+    let booted = verbena(&["boot"]);
+    assert!(out(&booted).starts_with("the FPGA loads an image that is not ours"), "{}", err(&booted));
     assert!(reloaded.load(Ordering::Relaxed));
     server.join().unwrap();
     let nor = nor.lock().unwrap();

@@ -60,9 +60,6 @@ impl<S: Spi> Chip<S> {
         chip.wait(operation, 0)?;
         let mut found = [0; 3];
         chip.exchange(operation, &[READ_ID], &mut found)?;
-        if found == [0; 3] {
-            return Err(Error::NoAnswer { operation, answer: 0 });
-        }
         if found != layout.chip {
             return Err(Error::WrongChip {
                 board: layout.board,
@@ -180,6 +177,7 @@ impl<S: Spi> Chip<S> {
 
     fn wait(&mut self, operation: &'static str, at: u32) -> Result<()> {
         let begin = self.spi.now();
+        let mut low = true;
         for turn in 0.. {
             let (flags, status) = (self.register(READ_FLAGS)?, self.register(READ_STATUS)?);
             // what a pin reads that nobody drives
@@ -189,8 +187,13 @@ impl<S: Spi> Chip<S> {
             if flags & FLAG_READY != 0 && status & STATUS_BUSY == 0 {
                 return self.judge(operation, at, flags, status);
             }
+            // neither busy nor ready: once, when it becomes ready between the two; for good, when the line is stuck
+            low &= (flags, status) == (0, 0);
             if self.spi.now() - begin > PATIENCE {
-                return Err(Error::Busy { operation, at, waited: PATIENCE });
+                return Err(match low {
+                    true => Error::NoAnswer { operation, answer: 0 },
+                    false => Error::Busy { operation, at, waited: PATIENCE },
+                });
             }
             self.spi.relax(turn);
         }

@@ -167,9 +167,19 @@ pub enum Error {
     },
     /// The image is there, but the FPGA is sent past it.
     #[error(
-        "verify: the image is whole, but an update was interrupted before its end: the card starts from the golden image; run `write` again"
+        "verify: the image is whole, but an update or an erasure was interrupted: the card starts from the golden image; run `write` again"
     )]
     Guarded,
+    /// Loaded anew, the FPGA would read on for ever.
+    #[error(
+        "boot: nothing would start: the guard is {guard}, and no image begins behind it (no synchronisation word in the 4096 bytes from {at:#010x}); run `write` first: without an image only JTAG reaches the card"
+    )]
+    NothingStarts {
+        /// The guard's state.
+        guard: &'static str,
+        /// Where an image would begin.
+        at: u32,
+    },
     /// What stands in the guard's place is the beginning of another image.
     #[error(
         "{operation}: an image that is not ours begins at {at:#010x} (the maker's shell, or one loaded by JTAG at this address); to replace it: --replace; while its first {length} bytes are erased, a power cut leaves the choice of image to the golden image's own watchdog"

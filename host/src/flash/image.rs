@@ -91,16 +91,7 @@ impl Image {
         if !part.eq_ignore_ascii_case(layout.part) {
             return Err(Error::WrongPart { board: layout.board, wanted: layout.part, found: part });
         }
-        if !data
-            .iter()
-            .take(SUBSECTOR as usize)
-            .copied()
-            .collect::<Vec<_>>()
-            .windows(4)
-            .any(|w| w == SYNC.to_be_bytes())
-        {
-            return Err(not("its first 4096 bytes hold no synchronisation word"));
-        }
+        demand_synchronised(data)?;
         let file = (file.len(), hex(&sha256(file)));
         Ok(Image { data: data.to_vec(), part, design, built: format!("{date} {time}"), file })
     }
@@ -134,6 +125,16 @@ impl Image {
             return Err(Error::WrongHash { found: self.file.1.clone(), wanted: manifest.sha256 });
         }
         Ok(manifest)
+    }
+}
+
+/// Demands that the FPGA finds the beginning of an image in its first subsector.
+pub(super) fn demand_synchronised(data: &[u8]) -> Result<()> {
+    let head = &data[..data.len().min(SUBSECTOR as usize)];
+    match head.windows(4).any(|word| word == SYNC.to_be_bytes()) {
+        true => Ok(()),
+        false if head.is_empty() => Err(Error::NotABitstream { what: "it is empty" }),
+        false => Err(Error::NotABitstream { what: "its first 4096 bytes hold no synchronisation word" }),
     }
 }
 

@@ -2,16 +2,18 @@
 //!
 //! ```text
 //! guard blank ─> arm: words of the guard, its synchronisation last ─> from here on a half image falls back to golden
-//!             ─> erase the head of the image (its synchronisation), every other block that differs, the head last
+//!             ─> erase the head of the image (its synchronisation); erase and program the other blocks, the head last
 //!             ─> read all of it back
 //!             ─> release: the guard's synchronisation to zero       ─> from here on the new image starts
 //! ```
-//! In: an image that was checked. Out: the flash. How far an interrupted update came is read from the flash itself: an armed
-//! guard, and block by block what is there already. What a cut may have left half erased or half programmed, though it reads
-//! well, is done again: the last block before the first that differs. The guard's synchronisation
-//! is programmed last and released by clearing bits, so that no cut makes half of it mean something; it is erased only while an
-//! image is whole.
+//! In: an image that was checked. Out: the flash. What a cut has struck may read well and be weak, and nothing says where it
+//! was: so a block is never kept for what it reads, an update writes all of the image. Only where no guard is armed and all of
+//! the image is there, it writes nothing, but programs a release again. The guard's synchronisation is programmed last and
+//! released by clearing bits, so that no cut makes half of it mean something; it is erased only while an image is whole. A
+//! guard that is released or blank may itself be weak until the next update: whatever it turns into, the image behind it starts,
+//! or the golden one.
 
+use super::image::demand_synchronised;
 use super::{Chip, Error, Result, Spi};
 use contract::flash::{GUARD_SYNC, GUARD_WORDS, GUARD_WORDS_AT, SECTOR, SUBSECTOR, SYNC};
 
@@ -26,6 +28,18 @@ pub enum Guard {
     Released,
     /// The beginning of another image.
     Foreign,
+}
+
+impl Guard {
+    /// For people and programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Guard::Blank => "blank",
+            Guard::Armed => "armed",
+            Guard::Released => "released",
+            Guard::Foreign => "foreign",
+        }
+    }
 }
 
 /// How far an update is.
@@ -49,11 +63,11 @@ pub enum Step {
 /// What an update did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// It went on where another was interrupted.
+    /// The guard was armed before: another was interrupted, or the flash erased.
     pub resumed: bool,
     /// Bytes erased and programmed.
     pub written: usize,
-    /// Bytes that were there already.
+    /// Bytes that were left: all of the image, which was there; of an erasure, those that read blank.
     pub kept: usize,
 }
 
@@ -97,56 +111,67 @@ impl<S: Spi> Update<S> {
         })
     }
 
-    /// Makes the flash hold `image`; goes on with an update that was interrupted.
+    /// Whether an image begins behind the guard: a blank or released one lets the FPGA read on for ever where none does.
     ///
     /// # Errors
-    /// Before anything is changed: too long, protected, another image in the way (`replace` takes its place). Later: the chip
-    /// failed; the card then starts from the golden image until an update goes through.
+    /// The way to the chip failed.
+    pub fn image_begins(&mut self) -> Result<bool> {
+        let mut head = vec![0; SUBSECTOR as usize];
+        self.chip.read(self.chip.layout().image(), &mut head)?;
+        Ok(demand_synchronised(&head).is_ok())
+    }
+
+    /// Demands that the FPGA, loaded anew, finds something that starts: the guard tells what.
+    ///
+    /// # Errors
+    /// Nothing would start, or the way to the chip failed.
+    pub fn demand_start(&mut self) -> Result<Guard> {
+        let guard = self.guard()?;
+        match guard {
+            Guard::Blank | Guard::Released if !self.image_begins()? => {
+                Err(Error::NothingStarts { guard: guard.name(), at: self.chip.layout().image() })
+            }
+            guard => Ok(guard),
+        }
+    }
+
+    /// Makes the flash hold `image`, whatever was interrupted before.
+    ///
+    /// # Errors
+    /// Before anything is changed: no image, too long, protected, another image in the way (`replace` takes its place). Later:
+    /// the chip failed; the card then starts from the golden image until an update goes through.
     pub fn write(&mut self, image: &[u8], replace: bool, mut tell: impl FnMut(Step)) -> Result<Done> {
         let first = self.chip.layout().image();
         self.chip.demand_ours("write", first, image.len())?;
+        demand_synchronised(image)?;
         let blocks = self.blocks(first + image.len() as u32);
-        // the head holds the synchronisation word: it goes last
-        let order: Vec<Block> = blocks[1..].iter().chain(&blocks[..1]).copied().collect();
-        let end = order.iter().map(|(at, length)| at + length).max().unwrap_or(first);
+        let end = blocks.iter().map(|(at, length)| at + length).max().unwrap_or(first);
         self.chip.demand_unprotected("write", self.chip.layout().guard, end - self.chip.layout().guard)?;
         let guard = self.guard()?;
-        let resumed = guard == Guard::Armed;
-        let mut differs = order.len();
-        for (n, block) in order.iter().enumerate() {
-            if self.block(*block)? != wanted(image, first, *block) {
-                differs = n;
-                break;
-            }
+        let mut there = matches!(guard, Guard::Blank | Guard::Released);
+        for block in &blocks {
+            there = there && self.block(*block)? == wanted(image, first, *block);
         }
-        if differs == order.len() && matches!(guard, Guard::Blank | Guard::Released) {
+        if there {
             if guard == Guard::Released {
                 self.release()?;
             }
-            return Ok(Done { resumed, written: 0, kept: image.len() });
+            return Ok(Done { resumed: false, written: 0, kept: image.len() });
         }
         tell(Step::Arming);
         self.arm(guard, replace)?;
-        let from = if resumed { differs.saturating_sub(1) } else { differs };
-        let mut done = Done { resumed, written: 0, kept: 0 };
-        let head = order[order.len() - 1];
-        if from < order.len() - 1 {
-            self.blank(head)?;
-        }
-        for (n, block) in order.iter().enumerate() {
-            let goal = wanted(image, first, *block);
-            let bytes = goal.len().min(image.len() - (block.0 - first) as usize);
-            tell(Step::Writing { done: done.written + done.kept, of: image.len() });
-            if n < from || (n > from && self.block(*block)? == goal) {
-                done.kept += bytes;
-                continue;
-            }
-            // blank is not enough where a cut may have been
-            if resumed || self.block(*block)?.iter().any(|byte| *byte != 0xff) {
+        let mut done = Done { resumed: guard == Guard::Armed, written: 0, kept: 0 };
+        // the head holds the synchronisation word: it goes first and comes last
+        let (head, rest) = (blocks[0], &blocks[1..]);
+        self.chip.erase(head.0, head.1)?;
+        for block in rest.iter().chain([&head]) {
+            tell(Step::Writing { done: done.written, of: image.len() });
+            // one that reads blank, too: a cut may have left it so
+            if *block != head {
                 self.chip.erase(block.0, block.1)?;
             }
-            self.chip.program(block.0, &goal)?;
-            done.written += bytes;
+            self.chip.program(block.0, &wanted(image, first, *block))?;
+            done.written += (block.1 as usize).min(image.len() - (block.0 - first) as usize);
         }
         tell(Step::Verifying);
         self.compare(image)?;
@@ -161,6 +186,7 @@ impl<S: Spi> Update<S> {
     /// It differs, or the guard stands before it.
     pub fn verify(&mut self, image: &[u8]) -> Result<()> {
         self.chip.demand_ours("verify", self.chip.layout().image(), image.len())?;
+        demand_synchronised(image)?;
         self.compare(image)?;
         match self.guard()? {
             Guard::Blank | Guard::Released => Ok(()),
@@ -169,7 +195,8 @@ impl<S: Spi> Update<S> {
         }
     }
 
-    /// Erases our part of the flash behind the guard, which stays: the card starts from the golden image.
+    /// Erases our part of the flash behind the guard, which stays: the card starts from the golden image. What reads blank is
+    /// left: [`Update::write`] erases what it needs once more.
     ///
     /// # Errors
     /// As [`Update::write`].
@@ -208,14 +235,9 @@ impl<S: Spi> Update<S> {
         self.compare_at(at, &self::guard())
     }
 
-    /// Clears the guard's synchronisation, if it is not clear: half of it, which a cut leaves, means nothing, but is weak.
+    /// Clears the guard's synchronisation, though it may read clear: half of it, which a cut leaves, means nothing, but is weak.
     fn release(&mut self) -> Result<()> {
-        let mut word = [0; 4];
-        self.chip.read(self.sync(), &mut word)?;
-        if word != [0; 4] {
-            self.chip.program(self.sync(), &[0; 4])?;
-        }
-        Ok(())
+        self.chip.program(self.sync(), &[0; 4])
     }
 
     fn foreign(&self, operation: &'static str) -> Error {

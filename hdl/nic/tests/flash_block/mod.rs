@@ -1,6 +1,6 @@
 //! The registers of the flash with the shifter behind them, as they stand in the card, and nothing else of it.
 
-use hdl::{Bundle, Domain, Module, Ports, Sig, Stream, instance, low};
+use hdl::{Bundle, Domain, Module, Ports, Sig, Stream, instance};
 use nic::Config;
 use nic::csr::Csr;
 use nic::flash::Flash;
@@ -52,18 +52,18 @@ impl Module for Block {
             io.mosi.set(flash.mosi);
             flash.miso.set(io.miso);
             io.reload.set(csr.flash_reload);
-            for (pin, width) in [
-                (csr.now, 64),
-                (csr.next_due, 64),
-                (csr.trace_producer, 64),
-                (csr.trace_word, 64),
-                (csr.quiet, 1),
-                (csr.port_mac, 48),
-                (csr.port_mtu, 16),
-                (csr.link_up, 1),
-                (csr.command_consumer, 16),
+            for pin in [
+                csr.now,
+                csr.next_due,
+                csr.trace_producer,
+                csr.trace_word,
+                csr.quiet,
+                csr.port_mac,
+                csr.port_mtu,
+                csr.link_up,
+                csr.command_consumer,
             ] {
-                pin.set(if width == 1 { low() } else { hdl::lit(width, 0) });
+                pin.set(0);
             }
         });
     }

@@ -1057,6 +1057,36 @@ fn a_timer_acts_by_four_t_under_a_storm_of_answers() {
 }
 
 #[test]
+fn a_fault_and_a_bad_wqe_get_their_turn_under_a_storm_of_answers() {
+    let mut b = Bench::new();
+    b.send(0, 1, true, 0);
+    b.send(2, 0, false, 2);
+    let storm = vec![(1, 77, 0x11, 0); 1000];
+    for (n, v) in [("qp", 0), ("wqe_index", 0), ("status", 4), ("responds", 0), ("valid", 1)] {
+        b.s.poke(&format!("fault_{n}"), v);
+    }
+    b.s.poke("kick_qp", 2);
+    b.s.poke("kick_valid", 1);
+    let mut before = Vec::new();
+    for port in ["fault", "kick"] {
+        let mut passed = 0;
+        while b.s.peek(&format!("{port}_ready")) == 0 {
+            assert!(passed < 20, "{port} is passed by {passed} answers");
+            passed += b.pour(&storm[..1], 1).0;
+            b.s.poke("response_valid", 1);
+        }
+        b.clock();
+        b.s.poke(&format!("{port}_valid"), 0);
+        before.push(passed);
+    }
+    b.s.poke("response_valid", 0);
+    b.run(20);
+    assert_eq!(b.status(), [(0, 4), (0, 2)]);
+    // and no more than one in nine of its turns is taken from the storm
+    assert_eq!(before, [8, 8], "answers that passed the fault, and then the kick");
+}
+
+#[test]
 fn a_start_waits_for_what_was_taken_before_it() {
     let mut b = Bench::new();
     b.hurry = true;

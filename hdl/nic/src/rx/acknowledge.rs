@@ -23,6 +23,7 @@
 //! An event is picked while the one before it is under way. What is
 //! `plain` (nothing is bad or faulty) ends as soon as nothing more can retire: behind a READ that is not confirmed
 //! nothing does, and a confirmation is an event of its own.
+//! Of what waits, responses go first, then faults, then kicks; eight responses in a row let one of the others pass.
 //! Stops only while complete refuses; takes responses only while there is surely room for their data, everything else
 //! even then. A good confirmation is counted in the clock in which it comes, and retires its READ with those that came
 //! before it. Never waits for host memory.
@@ -75,7 +76,7 @@ use hdl::{
 
 /// Data for place that waits.
 const DATA: u32 = 4;
-/// Events that may pass a confirmation that waits.
+/// Events that may pass a confirmation that waits, responses that may pass a fault or a kick.
 const PASSED: u64 = 8;
 
 /// Longest timeout in clocks, so that a 40-bit deadline is never ambiguous.
@@ -300,7 +301,10 @@ impl Module for Acknowledge {
         let turn = load & until_scan.any();
         let passed_by = reg_init("confirmation_passed_by", 4, 0);
         let urgent = confirmed.valid & passed_by.ge(PASSED);
-        let responds = io.response.valid & room;
+        // a flood of responses for one QP must not stop the others: gather and segment wait while these are not taken
+        let passed_over = reg_init("others_passed_over", 4, 0);
+        let overdue = (passed_over.ge(PASSED) & (io.fault.valid | io.kick.valid)).named("overdue");
+        let responds = (io.response.valid & room & !overdue).named("responds");
         // what place waits for first: its number is bounded by the responses taken
         let take_told = turn & told;
         let free = turn & !told & !urgent;
@@ -312,7 +316,7 @@ impl Module for Acknowledge {
         let event = (turn & (told | others | confirmed.valid)).named("take_event");
         let scan = (load & !event).named("take_scan");
         head.ready.set(good | turn);
-        io.response.ready.set(free & room);
+        io.response.ready.set(free & room & !overdue);
         io.fault.ready.set(free & !responds);
         io.kick.ready.set(free & !responds & !io.fault.valid);
         confirmed.ready.set(take_confirmed);
@@ -341,6 +345,8 @@ impl Module for Acknowledge {
         });
         when(event & confirmed.valid & !urgent, || passed_by.set(passed_by + 1));
         when(take_confirmed, || passed_by.set(0));
+        when(take_response & (io.fault.valid | io.kick.valid), || passed_over.set(passed_over + 1));
+        when(take_fault | take_kick, || passed_over.set(0));
         queued.set((queued | bit(new, head.data.qp)) & !bit(take_confirmed, confirmed.data));
         io.qp_address.set(picked_qp);
         let quiet = !confirmed.valid & (!picked_valid | picked_source.eq(Source::Scan.code()));

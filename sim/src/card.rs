@@ -37,8 +37,9 @@ pub const CORE_PERIOD: u64 = 4000;
 const RESET_CLOCKS: u32 = 32;
 /// Core clocks for which a card is quiet before its clocks stop: longer than any crossing between its clocks.
 const QUIET_CLOCKS: u32 = 64;
-/// Core clocks within which a card is quiet after a reset.
-const CLEAR_CLOCKS: u64 = 1_000_000;
+/// Core clocks after which a reset is over even if a storm of frames keeps the card busy: more than its largest table has
+/// rows, a fraction of the 100 ms that software gives a function (PCIe base spec, function level reset).
+const CLEAR_CLOCKS: u32 = 65_536;
 /// `next_due` when no deadline is armed.
 const NEVER: u64 = u64::MAX;
 
@@ -613,10 +614,10 @@ enum Phase {
     PowerOn(u32),
     /// `flr` is high.
     FunctionReset(u32),
-    /// The card clears its tables.
+    /// The card clears its tables, until it is quiet, or for so many core clocks more.
     Clearing {
         flr: bool,
-        clocks: u64,
+        left: u32,
     },
     Running,
 }
@@ -1059,19 +1060,19 @@ impl Card {
                 for pin in [pins.reset, pins.tx_reset, pins.rx_reset] {
                     self.top.set(pin, 0);
                 }
-                self.phase = Phase::Clearing { flr: false, clocks: 0 };
+                self.phase = Phase::Clearing { flr: false, left: CLEAR_CLOCKS };
                 self.quiet_clocks = 0;
             }
             Phase::PowerOn(left) => self.phase = Phase::PowerOn(left - 1),
             Phase::FunctionReset(0) => {
                 self.top.set(pins.flr, 0);
-                self.phase = Phase::Clearing { flr: true, clocks: 0 };
+                self.phase = Phase::Clearing { flr: true, left: CLEAR_CLOCKS };
                 self.quiet_clocks = 0;
             }
             Phase::FunctionReset(left) => self.phase = Phase::FunctionReset(left - 1),
             // What arrives during a reset is no part of it: only the pin decides.
-            Phase::Clearing { flr, .. }
-                if self.top.get(pins.quiet) != 0 && self.quiet_clocks >= QUIET_CLOCKS =>
+            Phase::Clearing { flr, left }
+                if left == 0 || (self.top.get(pins.quiet) != 0 && self.quiet_clocks >= QUIET_CLOCKS) =>
             {
                 self.phase = Phase::Running;
                 self.load_now = true;
@@ -1080,7 +1081,7 @@ impl Card {
                     self.root_changed(now);
                 }
             }
-            Phase::Clearing { flr, clocks } => self.phase = Phase::Clearing { flr, clocks: clocks + 1 },
+            Phase::Clearing { flr, left } => self.phase = Phase::Clearing { flr, left: left - 1 },
         }
     }
 
@@ -1093,14 +1094,6 @@ impl Card {
         if due > now + 2 * CORE_PERIOD {
             self.asleep = true;
             self.due = due;
-        }
-    }
-
-    /// Whether it should have come out of its reset by now.
-    pub fn is_stuck_in_reset(&self) -> Option<u64> {
-        match self.phase {
-            Phase::Clearing { clocks, .. } if clocks > CLEAR_CLOCKS => Some(clocks),
-            _ => None,
         }
     }
 

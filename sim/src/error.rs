@@ -26,14 +26,6 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// A card does not come out of reset.
-    #[error("{card} is not quiet {clocks} clocks after its reset; look at its waves (VERBENA_WAVES=1)")]
-    NeverQuiet {
-        /// Which.
-        card: String,
-        /// How long it had.
-        clocks: u64,
-    },
     /// What was waited for did not happen.
     #[error("waited until {limit} ns of simulated time for {what}, in vain")]
     Timeout {

@@ -335,3 +335,34 @@ fn a_storm_of_arp_at_line_rate_leaves_rdma_its_bytes_and_half_of_its_goodput() {
     // no request of RoCE was lost
     story.no_other_events();
 }
+
+#[test]
+fn a_function_level_reset_ends_in_the_midst_of_a_storm_and_the_card_works_after_it() {
+    let mut config = room(seed());
+    config.wire.rate = Some(10_000_000_000);
+    let mut story = Story::unrecorded("reset in a storm", config);
+    let every = 84 * 8 * 100;
+    let (start, took) = {
+        let mut room = lock(&story.room);
+        let start = room.now();
+        room.start_reset(0);
+        while room.is_resetting(0) && room.now() < start + MS {
+            let next = room.now() + every;
+            room.run_to(next).unwrap_or_else(|error| panic!("{error}"));
+            room.inject(B, &arp([0xff; 6], [10, 0, 0, 99])).unwrap_or_else(|error| panic!("{error}"));
+            room.attend();
+        }
+        (start, room.now() - start)
+    };
+    println!("{start} ps and then {} us in reset", took / US);
+    // alone it is quiet after 20 us; 65,536 clocks are 262 us
+    assert!((100 * US..270 * US).contains(&took), "{took} ps");
+    lock(&story.room).host(0, |root, now| root.enumerate(now, &pcie_sim::config::Enumeration::default()));
+    let (_a, ip_a) = stranger(&mut story, 0);
+    let (_b, ip_b) = stranger(&mut story, 1);
+    assert_eq!(pings(&mut story, [&ip_a, &ip_b], of(1)[0], 56), 20);
+    for card in 0..2 {
+        story.allow(card, Reject::WrongDestinationMac);
+        story.allow(card, Reject::NotRoce);
+    }
+}

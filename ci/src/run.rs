@@ -3,11 +3,12 @@
 
 use std::{
     ffi::OsStr,
+    io::{self, Read},
     path::PathBuf,
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 /// The repository's root: where the workspace's `Cargo.toml` is.
 pub fn root() -> PathBuf {
@@ -70,6 +71,28 @@ pub fn show(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// As [`show`], but what the command and its output say is returned, for a program that runs beside others.
+pub fn keep(mut command: Command) -> (String, Result<()>) {
+    let name = typed(&command);
+    let mut said = format!("$ {name}\n");
+    let mut run = || {
+        let (mut words, ours) = io::pipe()?;
+        let mut child = command.stdout(ours.try_clone()?).stderr(ours).spawn()?;
+        // the pipe ends with its last writer
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut bytes = Vec::new();
+        words.read_to_end(&mut bytes)?;
+        said += &String::from_utf8_lossy(&bytes);
+        child.wait()
+    };
+    let result = match run() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(anyhow!("`{name}` failed: {status}")),
+        Err(error) => Err(error).with_context(|| format!("cannot run `{name}`: is it installed?")),
+    };
+    (said, result)
+}
+
 /// Whether the command ran and succeeded; prints nothing.
 pub fn succeeds(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
@@ -117,5 +140,19 @@ mod tests {
         assert!(failed.starts_with("`false` failed"), "{failed}");
         let missing = show(&mut command("no-such-program", [""; 0])).unwrap_err().to_string();
         assert!(missing.contains("cannot start `no-such-program`"), "{missing}");
+    }
+
+    #[test]
+    fn what_a_program_said_beside_others_is_kept_also_when_it_fails() {
+        let (said, result) = keep(command("sh", ["-c", "echo out; echo err >&2"]));
+        assert!(said.ends_with("\nout\nerr\n") && result.is_ok(), "{said}");
+        let (said, result) = keep(command("sh", ["-c", "echo before; exit 3"]));
+        let failed = result.unwrap_err().to_string();
+        assert!(
+            said.ends_with("\nbefore\n") && failed.ends_with("failed: exit status: 3"),
+            "{said} {failed}"
+        );
+        let (_, missing) = keep(command("no-such-program", [""; 0]));
+        assert!(missing.unwrap_err().to_string().contains("cannot run `no-such-program`"));
     }
 }

@@ -14,7 +14,7 @@ use std::{fs, path::PathBuf};
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
 
-use crate::{Args, Task, install, run, step::Verdict};
+use crate::{Args, Task, install, run};
 
 const EMIT: &str = "hdl/nic/src/bin/emit.rs";
 /// What `--map` maps by itself: names of the configurations, and of the devices that `ci/tools/map` knows.
@@ -44,7 +44,7 @@ pub const TASK: Task = Task {
             if device.is_some() || paths {
                 bail!("--device and --paths go with --map");
             }
-            return synth(config.as_deref().unwrap_or(CONFIGS[0]), update).map(|_| ());
+            return judge("synth", config.as_deref().unwrap_or(CONFIGS[0]), "ci/budget.toml", &[], update);
         }
         let all = |one: Option<String>, every: [&str; 2]| {
             one.map_or_else(|| every.map(String::from).to_vec(), |name| vec![name])
@@ -58,15 +58,6 @@ pub const TASK: Task = Task {
         Ok(())
     },
 };
-
-/// Emits and synthesises one configuration; `update` writes the budget instead of comparing with it.
-pub fn synth(config: &str, update: bool) -> Result<Verdict> {
-    if !TASK.is_real() {
-        return Ok(Verdict::Skipped(format!("{EMIT} is not in the tree")));
-    }
-    judge("synth", config, "ci/budget.toml", &[], update)?;
-    Ok(Verdict::Passed)
-}
 
 /// Emits one configuration and maps its modules to a device.
 fn map(config: &str, device: &str, paths: bool, update: bool) -> Result<()> {

@@ -275,10 +275,13 @@ fn cells() -> Vec<Cell> {
         cells.extend([256, 512, 2048, 4096].map(|mtu| Cell { mtu, size: 10_001, count: 20, ..pingpong }));
         cells.push(Cell { wire: Wire::Hostile, ..pingpong });
         for program in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
-            cells.push(Cell::new(By::Perftest(program), asks, 20_003, 100));
+            let usual = Cell::new(By::Perftest(program), asks, 20_003, 100);
+            cells.extend([usual, Cell { ipv6: true, ..usual }, Cell { mtu: 4096, ..usual }]);
+            cells.extend([2, 16].map(|qps| Cell { qps, count: 100 / qps, ..usual }));
         }
         for program in ["ib_send_lat", "ib_write_lat", "ib_read_lat"] {
-            cells.push(Cell::new(By::Perftest(program), asks, 5001, 50));
+            let usual = Cell::new(By::Perftest(program), asks, 5001, 50);
+            cells.extend([usual, Cell { ipv6: true, ..usual }, Cell { mtu: 4096, ..usual }]);
         }
         for op in OPS {
             let atomic = ["fetch-add", "compare-swap"].contains(&op);
@@ -598,7 +601,7 @@ impl Room {
         let mut verbena = match cell.by {
             By::Perftest(program) => {
                 let mut verbena = self.verbena(cell, sim, "perftest");
-                verbena.arg(program);
+                verbena.args([program, "--qps", &cell.qps.to_string()]);
                 verbena
             }
             _ => {
@@ -826,7 +829,10 @@ fn theirs(cell: &Cell, rest: &str) -> String {
     let usual = |gid: &str| format!("-d rxe0 {gid} $({find}) -s {size} -n {count} -m {mtu}");
     match cell.by {
         // its clock is the emulated PC's, and its time-out long enough for a simulated card
-        By::Perftest(program) => format!("{program} {} -u 18 -F {rest}", usual("-x")),
+        By::Perftest(program) => {
+            let qps = if cell.qps > 1 { format!("-q {} ", cell.qps) } else { String::new() };
+            format!("{program} {} -u 18 -F {qps}{rest}", usual("-x"))
+        }
         _ => format!("ibv_rc_pingpong {} -c {rest}", usual("-g")),
     }
     .trim_end()

@@ -50,6 +50,8 @@ const CARD_MAC: &str = "02:00:00:00:00:0a";
 const GUEST_MAC: &str = "02:00:00:00:00:0b";
 /// The guest's card for TCP.
 const TALK_MAC: &str = "02:00:00:00:00:ff";
+/// The stranger, whose frames are wrong on purpose, and who also asks in storms. The captures' judges tell them apart by it.
+const STRANGER_MAC: &str = "02:00:00:00:00:77";
 /// Where the guest's programs listen.
 const PINGPONG: u16 = 18515;
 const PEER: u16 = 18600;
@@ -273,10 +275,13 @@ fn cells() -> Vec<Cell> {
         cells.extend([256, 512, 2048, 4096].map(|mtu| Cell { mtu, size: 10_001, count: 20, ..pingpong }));
         cells.push(Cell { wire: Wire::Hostile, ..pingpong });
         for program in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
-            cells.push(Cell::new(By::Perftest(program), asks, 20_003, 100));
+            let usual = Cell::new(By::Perftest(program), asks, 20_003, 100);
+            cells.extend([usual, Cell { ipv6: true, ..usual }, Cell { mtu: 4096, ..usual }]);
+            cells.extend([2, 16].map(|qps| Cell { qps, count: 100 / qps, ..usual }));
         }
         for program in ["ib_send_lat", "ib_write_lat", "ib_read_lat"] {
-            cells.push(Cell::new(By::Perftest(program), asks, 5001, 50));
+            let usual = Cell::new(By::Perftest(program), asks, 5001, 50);
+            cells.extend([usual, Cell { ipv6: true, ..usual }, Cell { mtu: 4096, ..usual }]);
         }
         for op in OPS {
             let atomic = ["fetch-add", "compare-swap"].contains(&op);
@@ -402,9 +407,7 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
         let passed = steps.step(&name, || room.exchange(cell, number as u64 + 1, &file));
         rows.push(cell.row(if passed { "passes" } else { "**fails**" }));
         failed += u32::from(!passed);
-        // of frames that are wrong on purpose, or far too many, nobody need say so
-        let judged = ![Trouble::Stranger, Trouble::Storm].contains(&cell.trouble);
-        files.extend((judged && file.exists()).then_some(file));
+        files.extend(file.exists().then_some(file));
     }
     if choice.takes("cycles") {
         let file = folder.join("cycles.pcapng");
@@ -414,8 +417,8 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
     steps.step("kernel's messages", || vm::messages(&mut room.guest));
     let versions = room.guest.ask("uname -r");
     steps.step("power off", || room.guest.end().map(|()| Verdict::Passed));
-    steps.step("captures: tshark", || captures::tshark(&files));
-    steps.step("captures: icrc", || captures::icrc(&files));
+    steps.step("captures: tshark", || captures::tshark(&files, Some(STRANGER_MAC)));
+    steps.step("captures: icrc", || captures::icrc(&files, Some(STRANGER_MAC)));
     if matches!(choice, Choice::All) {
         steps.step(RESULTS, || {
             let kernel = versions?;
@@ -443,7 +446,8 @@ fn page(kernel: &str, home: &Path, rows: &[String], failed: u32) -> Result<Strin
          The stranger is a third sender in the guest, who has seen QPs, PSNs, address and key: wrong ICRC, P_Key, source, QP,\n\
          opcode, version, checksum or length, requests of long ago and far ahead, ACKs and NAKs of what is not under way. The card\n\
          must have refused each kind by name. He keeps from what RC cannot tell from the peer's own: the very next request, and\n\
-         answers to what is under way. Captures with his frames, and with a storm, are kept and not judged.\n\n\
+         answers to what is under way. His frames, and a storm's, have a source MAC of their own: captures are judged without\n\
+         them, and with all else that crossed the wire meanwhile.\n\n\
          A refusal ends with the status that soft-RoCE gives soft-RoCE in the captures of `sim/peer/tests/golden`, but for the\n\
          first of these. Of soft-RoCE: it answers a message that is longer than its receive with an operational error (NAK 0x63),\n\
          where the card says invalid request (0x61); it refuses to post an atomic at an odd place, so it cannot ask for one.\n\n\
@@ -597,7 +601,7 @@ impl Room {
         let mut verbena = match cell.by {
             By::Perftest(program) => {
                 let mut verbena = self.verbena(cell, sim, "perftest");
-                verbena.arg(program);
+                verbena.args([program, "--qps", &cell.qps.to_string()]);
                 verbena
             }
             _ => {
@@ -825,7 +829,10 @@ fn theirs(cell: &Cell, rest: &str) -> String {
     let usual = |gid: &str| format!("-d rxe0 {gid} $({find}) -s {size} -n {count} -m {mtu}");
     match cell.by {
         // its clock is the emulated PC's, and its time-out long enough for a simulated card
-        By::Perftest(program) => format!("{program} {} -u 18 -F {rest}", usual("-x")),
+        By::Perftest(program) => {
+            let qps = if cell.qps > 1 { format!("-q {} ", cell.qps) } else { String::new() };
+            format!("{program} {} -u 18 -F {qps}{rest}", usual("-x"))
+        }
         _ => format!("ibv_rc_pingpong {} -c {rest}", usual("-g")),
     }
     .trim_end()

@@ -57,8 +57,8 @@ fn test(args: Args) -> anyhow::Result<()> {
     steps.step("stories at 512 bit", shown(story::wide()));
     steps.step("figures at 512 bit", shown(bench::quick()));
     let (files, icrc_files) = (captures::find(), captures::find());
-    steps.step("captures: tshark", || captures::tshark(&files?));
-    steps.step("captures: icrc", || captures::icrc(&icrc_files?));
+    steps.step("captures: tshark", || captures::tshark(&files?, None));
+    steps.step("captures: icrc", || captures::icrc(&icrc_files?, None));
     // the two cores are free now, which a kernel in an emulated PC is glad of
     steps.step("eight exchanges with Linux", interop::sample);
     steps.step("project of alveo-u55c", || board::project("alveo-u55c", false).map(|()| Verdict::Passed));

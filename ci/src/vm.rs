@@ -80,6 +80,8 @@ const NOT_IN_GUEST: &str = "usr/share/doc usr/share/man usr/share/locale usr/sha
 const BAR: Duration = Duration::from_secs(4 * 60);
 /// Longest time for one script in the guest.
 const SCRIPT: Duration = Duration::from_secs(150);
+/// Longest time in which a card is removed that a program uses, and in which that program ends.
+const UNPLUG: Duration = Duration::from_secs(5);
 /// The guest's memory.
 const MEMORY: &str = "2G";
 /// Slots of the two root ports, and so the cards' addresses.
@@ -151,7 +153,7 @@ fn guest_steps(steps: &mut Steps, home: &Path, sim: &Simulator) {
         for op in ["write", "send"] {
             steps.step(&format!("verbena move --op {op}"), || file(guest, op));
         }
-        steps.step("removed and found again", || replug(guest));
+        steps.step("removed under WRITEs and found again", || replug(guest));
     }
     steps.step("kernel's messages", || messages(guest));
     steps.step("power off", || guest.end().map(|()| Verdict::Passed));
@@ -760,11 +762,45 @@ fn file(guest: &mut Guest, op: &str) -> Result<Verdict> {
     Ok(Verdict::Passed)
 }
 
-/// The kernel forgets a card, and finds it again: it is gone, then as new. (QEMU 11.1 itself fails an assertion when a
-/// vfio-user device is unplugged.)
+/// The kernel forgets a card while a program's WRITEs are under way on it, and finds it again. It asks the program for the
+/// card, and goes on when the program has let go of it: the program ends and says why, its peer ends, the card is gone, then
+/// as new. (QEMU 11.1 itself fails an assertion when a vfio-user device is unplugged.)
 fn replug(guest: &mut Guest) -> Result<Verdict> {
-    let card = CARDS[1];
-    guest.ask(&format!("echo 1 > /sys/bus/pci/devices/{card}/remove"))?;
+    let [to, card] = CARDS;
+    let file = |name: &str, card: &str, how: &str| {
+        format!(
+            "(code=0; verbena move --device vfio:{card} {how} 127.0.0.1:18515 --file /tmp/{name} > /tmp/{name}.log 2>&1 \
+             || code=$?; echo $code > /tmp/{name}.rc) &"
+        )
+    };
+    let said = guest.ask(&format!(
+        "dd if=/dev/zero of=/tmp/from bs=1M count=64 2>/dev/null\n\
+         : > /tmp/to\n\
+         {}\n\
+         {}\n\
+         until [ $(stat -c %s /tmp/to) -gt 500000 ]; do sleep 0.1; done\n\
+         now() {{ cut -d' ' -f1 /proc/uptime | tr -d .; }}\n\
+         begun=$(now)\n\
+         echo 1 > /sys/bus/pci/devices/{card}/remove\n\
+         echo removed after $(( $(now) - begun ))0 ms\n\
+         until [ -s /tmp/from.rc -a -s /tmp/to.rc ]; do sleep 0.1; done\n\
+         echo both ended after $(( $(now) - begun ))0 ms\n\
+         cat /tmp/from.log /tmp/to.log\n\
+         echo they ended with $(cat /tmp/from.rc), $(cat /tmp/to.rc)\n\
+         rm /tmp/from* /tmp/to*",
+        file("to", to, "--listen"),
+        file("from", card, "--connect"),
+    ))?;
+    for wanted in ["the system wanted the card back", &format!("vfio:{card}: "), "they ended with 3, 1"] {
+        ensure!(said.contains(wanted), "the programs do not say {wanted:?}");
+    }
+    for what in ["removed after ", "both ended after "] {
+        let (_, rest) = said.split_once(what).with_context(|| format!("no time behind {what:?}"))?;
+        let time = rest.split(' ').next().and_then(|time| time.parse().ok()).map(Duration::from_millis);
+        ensure!(time.is_some_and(|time| time <= UNPLUG), "{what}more than {}", clock(UNPLUG));
+    }
+    let console = String::from_utf8_lossy(&fs::read(&guest.console)?).into_owned();
+    ensure!(console.contains("Relaying device request to user"), "the kernel did not ask for the card");
     ill(guest, &format!("verbena devinfo --device vfio:{card}"), &[&format!("no PCI function {card}")])?;
     guest.ask("echo 1 > /sys/bus/pci/rescan")?;
     for block in page()? {

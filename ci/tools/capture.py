@@ -34,6 +34,19 @@ class Frame:
         return any("corrupted" in comment.lower() for comment in self.comments)
 
 
+    @property
+    def source(self):
+        """The source MAC address."""
+        return self.data[6:12]
+
+
+def without(arguments):
+    """Takes `--without MAC` from the front of a tool's arguments: (the address or None, the rest)."""
+    if len(arguments) > 1 and arguments[0] == "--without":
+        return bytes.fromhex(arguments[1].replace(":", "")), arguments[2:]
+    return None, arguments
+
+
 # ---------------------------------------------------------------------------------------------------- reading
 
 

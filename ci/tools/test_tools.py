@@ -137,6 +137,17 @@ class Icrc(Files):
         self.assertIn("frame 2: carries ICRC 82fd002b, should be 82fd002a", done.stdout)
         self.assertIn("1 good, 1 bad, 1 marked corrupted, 0 not RoCEv2", done.stdout)
 
+    def test_frames_of_an_address_that_is_told_apart_are_counted_and_not_judged(self):
+        bad = CNP[:-1] + b"\x2b"
+        strange = bad[:6] + bytes.fromhex("020000000077") + bad[12:]
+        path = self.capture([frame(CNP), frame(strange), frame(strange[:30])])
+        self.assertEqual(tool("icrc", path).returncode, 1)
+        done = tool("icrc", "--without", "02:00:00:00:00:77", path)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("1 good, 0 bad, 0 marked corrupted, 0 not RoCEv2, 2 from 02:00:00:00:00:77", done.stdout)
+        path = self.capture([frame(bad), frame(strange)])
+        self.assertEqual(tool("icrc", "--without", "02:00:00:00:00:77", path).returncode, 1)
+
     def test_lengths_that_contradict_each_other_are_bad_and_padding_is_not(self):
         longer = CNP[:16] + (61).to_bytes(2, "big") + CNP[18:]
         other = CNP[:36] + (4790).to_bytes(2, "big") + CNP[38:]

@@ -7,12 +7,13 @@
 //! In: opcode, object number, context words. Out: the response's words, or an error that names command, object and
 //! status. A command that the card could not read was not executed: it is asked again, [`ATTEMPTS`] times in all. One
 //! that is not answered in time ends the queue: its answer may still come, so nothing later could be
-//! told apart, and memory it concerns may still be in use; the card must be reset.
+//! told apart, and memory it concerns may still be in use; the card must be reset. One whose card is gone ends at once, of a
+//! card that was pulled within a second.
 
-use crate::backend::Backend;
 use crate::device::{write32, write64};
 use crate::dma::{DmaBuffer, DmaSpace};
-use crate::{Error, Result, barrier};
+use crate::presence::LOOK;
+use crate::{Departure, Error, Result, barrier};
 use contract::register as reg;
 use contract::ring::phase;
 use contract::{CommandEntry, CommandOpcode, CommandResponse, CommandStatus};
@@ -26,7 +27,7 @@ const ENTRY: usize = CommandEntry::BYTES;
 const ATTEMPTS: u32 = 4;
 
 pub(crate) struct Commands {
-    backend: Arc<dyn Backend>,
+    space: Arc<DmaSpace>,
     requests: DmaBuffer,
     responses: DmaBuffer,
     state: Mutex<State>,
@@ -51,17 +52,17 @@ pub(crate) struct Arguments {
 impl Commands {
     /// Gives the card both rings and enables the queue.
     pub(crate) fn start(space: &Arc<DmaSpace>, timeout: Duration) -> Result<Commands> {
-        let backend = space.backend.clone();
+        let backend = &*space.backend;
         let requests = DmaBuffer::new(space, (ENTRY << LOG_DEPTH) as u64)?;
         let responses = DmaBuffer::new(space, (ENTRY << LOG_DEPTH) as u64)?;
-        write32(&*backend, reg::COMMAND_ENABLE, 0)?;
-        write64(&*backend, reg::COMMAND_BASE, requests.iova())?;
-        write64(&*backend, reg::RESPONSE_BASE, responses.iova())?;
-        write32(&*backend, reg::COMMAND_LOG_DEPTH, LOG_DEPTH)?;
-        write32(&*backend, reg::COMMAND_PRODUCER, 0)?;
-        write32(&*backend, reg::COMMAND_ENABLE, 1)?;
+        write32(backend, reg::COMMAND_ENABLE, 0)?;
+        write64(backend, reg::COMMAND_BASE, requests.iova())?;
+        write64(backend, reg::RESPONSE_BASE, responses.iova())?;
+        write32(backend, reg::COMMAND_LOG_DEPTH, LOG_DEPTH)?;
+        write32(backend, reg::COMMAND_PRODUCER, 0)?;
+        write32(backend, reg::COMMAND_ENABLE, 1)?;
         let state = Mutex::new(State { producer: 0, dead: false });
-        Ok(Commands { backend, requests, responses, state, timeout })
+        Ok(Commands { space: space.clone(), requests, responses, state, timeout })
     }
 
     /// Executes one command and waits for its response.
@@ -84,7 +85,8 @@ impl Commands {
     }
 
     fn attempt(&self, opcode: CommandOpcode, object: u32, arguments: &Arguments) -> Result<[u64; 16]> {
-        let name = || self.backend.name().to_owned();
+        let (backend, presence) = (&*self.space.backend, &self.space.presence);
+        let name = || backend.name().to_owned();
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.dead {
             return Err(Error::CommandQueueDead { name: name(), opcode, object });
@@ -104,14 +106,26 @@ impl Commands {
         self.requests.write(slot, &entry.with_data(&arguments.data).pack());
         barrier::before_doorbell();
         state.producer = index.wrapping_add(1);
-        if let Err(error) = write32(&*self.backend, reg::COMMAND_PRODUCER, state.producer & 0xffff) {
+        if let Err(error) = write32(backend, reg::COMMAND_PRODUCER, state.producer & 0xffff) {
             state.dead = true;
             return Err(error);
         }
-        let start = self.backend.now();
-        let mut turn = 0u32;
+        let start = backend.now();
+        let (mut turn, mut look) = (0u32, LOOK);
         while self.responses.phase(slot + ENTRY - 1) != phase(index, LOG_DEPTH) {
-            let waited = self.backend.now().saturating_sub(start);
+            let waited = backend.now().saturating_sub(start);
+            if let Err(error) = self.space.check(opcode.name()) {
+                state.dead = true;
+                return Err(error);
+            }
+            if waited >= look && presence.is_off() {
+                state.dead = true;
+                presence.mark(Departure::Off);
+                return Err(presence.gone(opcode.name()));
+            }
+            if waited >= look {
+                look = waited + LOOK;
+            }
             if waited > self.timeout {
                 state.dead = true;
                 return Err(Error::CommandTimeout {
@@ -121,7 +135,7 @@ impl Commands {
                     waited_ms: waited.as_millis(),
                 });
             }
-            self.backend.relax(turn);
+            backend.relax(turn);
             turn = turn.saturating_add(1);
         }
         barrier::after_valid();

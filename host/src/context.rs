@@ -256,6 +256,8 @@ pub(crate) struct Inner {
     pub(crate) mrs: Mutex<HashMap<u32, Arc<MrMemory>>>,
     /// Rings of objects whose destruction failed: the card may still reach them.
     graveyard: Mutex<Vec<Arc<DmaBuffer>>>,
+    /// What a card that is gone owed is seen to.
+    parted: Mutex<bool>,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -275,10 +277,29 @@ impl Inner {
         self.device.attributes()
     }
 
-    /// Refuses a forked child and a closed context.
+    /// Refuses a forked child, a closed context and a card that is gone; whoever finds that first sees to what waits for it.
+    /// The caller holds no lock.
     #[inline]
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        self.space.guard.check(operation)
+        let checked = self.space.check(operation);
+        if let Err(Error::Gone { .. }) = checked {
+            self.part();
+        }
+        checked
+    }
+
+    /// The card is gone: it is let go of, whatever is outstanding is flushed, whoever waits is woken. Once.
+    #[cold]
+    pub(crate) fn part(&self) {
+        let mut parted = lock(&self.parted);
+        if std::mem::replace(&mut *parted, true) {
+            return;
+        }
+        // before anything is flushed: its memory is the program's again then
+        self.backend().release();
+        let qps: Vec<_> = lock(&self.qps).values().filter_map(Weak::upgrade).collect();
+        qps.iter().for_each(|qp| qp.abandon());
+        self.events.end();
     }
 
     pub(crate) fn take(&self, kind: Object) -> Result<u32> {
@@ -356,12 +377,16 @@ impl Inner {
         if self.space.guard.is_child() {
             return Err(Error::Forked { operation: "close the context" });
         }
+        let gone = self.space.guard.is_gone();
+        if gone {
+            self.part();
+        }
         if !self.space.guard.close() {
             return Ok(());
         }
         // no DMA after this: bus mastering ends first, so memory may go even if the reset is refused
-        let reset = self.device.reset(false);
-        if let Err(error) = self.backend().set_irqs(&[]) {
+        let reset = if gone { Ok(()) } else { self.device.reset(false) };
+        if let Err(error) = if gone { Ok(()) } else { self.backend().set_irqs(&[]) } {
             tracing::debug!(%error, "interrupts could not be disconnected");
         }
         lock(&self.mrs).clear();
@@ -397,7 +422,7 @@ impl Context {
         device.reset(true)?;
         let attributes = device.attributes().clone();
         let port = device.port()?;
-        let space = Arc::new(DmaSpace::new(device.backend.clone(), attributes.max_cq, attributes.max_qp)?);
+        let space = Arc::new(DmaSpace::new(&device, attributes.max_cq, attributes.max_qp)?);
         let commands = Commands::start(&space, options.command_timeout)?;
         let events = Events::start(&space, &commands, &attributes)?;
         let known = options.gid.or_else(|| options.neighbours.gid_of(port.mac));
@@ -438,6 +463,7 @@ impl Context {
             cqs: Mutex::default(),
             mrs: Mutex::default(),
             graveyard: Mutex::default(),
+            parted: Mutex::default(),
             doorbell_stride: attributes.doorbell_stride.into(),
             device,
             space,
@@ -447,10 +473,9 @@ impl Context {
             gids,
         };
         inner.events.arm(&inner)?;
-        Ok(Context {
-            inner: Arc::new(inner),
-            user: Arc::new(User { page, push: Mutex::default(), inner: None }),
-        })
+        let inner = Arc::new(inner);
+        inner.device.presence.attend(&inner);
+        Ok(Context { inner, user: Arc::new(User { page, push: Mutex::default(), inner: None }) })
     }
 
     /// The same card for another user, who has a doorbell page of its own: none of them can ring for what another made.
@@ -519,6 +544,14 @@ impl Context {
         self.inner.async_event(timeout)
     }
 
+    /// Whether the card is still there, as far as the driver knows: what a flushed work request was flushed for.
+    ///
+    /// # Errors
+    /// The card is gone, forked child, closed context.
+    pub fn check(&self) -> Result<()> {
+        self.inner.check("ask for the card")
+    }
+
     /// Gives way between the caller's own polls; `turn` counts them from 0 (see [`Backend::relax`]).
     pub fn relax(&self, turn: u32) {
         self.inner.backend().relax(turn);
@@ -529,7 +562,8 @@ impl Context {
         self.inner.backend().now()
     }
 
-    /// Resets the card and releases all memory now; whatever still refers to this context gets [`Error::Closed`].
+    /// Resets the card, if it is still there, and releases all memory now; whatever still refers to this context gets
+    /// [`Error::Closed`].
     ///
     /// # Errors
     /// The card could not be reset.

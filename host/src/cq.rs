@@ -202,9 +202,11 @@ impl CqShared {
 
     #[inline(never)]
     fn poll(&self, next: &AtomicPtr<AtomicU8>, entries: &mut [Completion]) -> Result<usize> {
-        if self.expects.get() == 0 {
-            self.inner.check("poll a CQ")?;
-        }
+        // of a card that is gone, what it has completed and what is flushed comes before the error
+        let gone = match if self.expects.get() == 0 { self.inner.check("poll a CQ") } else { Ok(()) } {
+            Err(error @ Error::Gone { .. }) => Some(error),
+            checked => checked.map(|()| None)?,
+        };
         let mut state = lock(&self.state);
         let mut count = 0;
         self.take_hardware(&mut state, entries, &mut count);
@@ -228,6 +230,9 @@ impl CqShared {
             }
             if self.overflowed.load(Ordering::Acquire) && !entries.is_empty() {
                 return Err(Error::CqOverflow { cqn: self.cqn });
+            }
+            if let Some(error) = gone.filter(|_| !entries.is_empty()) {
+                return Err(error);
             }
         }
         Ok(count)
@@ -550,7 +555,8 @@ impl Cq {
     /// Takes up to `entries.len()` completions without waiting; returns how many.
     ///
     /// # Errors
-    /// Forked child, closed context, overflow, or a completion that no work request explains.
+    /// Forked child, closed context, overflow, a completion that no work request explains, or a card that is gone and
+    /// nothing left to complete.
     #[inline]
     pub fn poll(&self, entries: &mut [Completion]) -> Result<usize> {
         if self.is_quiet() { Ok(0) } else { self.shared.poll(&self.next, entries) }

@@ -5,7 +5,8 @@
 //! the card nor starts it: counters keep their values.
 
 use crate::backend::{Backend, Bar, vfio::Vfio, vfio_user::VfioUser};
-use crate::{Error, Mac, PathMtu, Reject, Result, StageCounter};
+use crate::presence::Presence;
+use crate::{Departure, Error, Mac, PathMtu, Reject, Result, StageCounter};
 use contract::register as reg;
 use serde::Serialize;
 use std::fmt;
@@ -260,6 +261,7 @@ pub struct PortAttributes {
 #[derive(Clone)]
 pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) presence: Arc<Presence>,
     attributes: Attributes,
 }
 
@@ -340,7 +342,8 @@ impl Device {
                 return Err(Error::BadRegister { name: name(), register, value: value.into() });
             }
         }
-        Ok(Device { backend, attributes })
+        let presence = Presence::of(&backend)?;
+        Ok(Device { backend, presence, attributes })
     }
 
     /// Its name, such as `sim:card0`.
@@ -358,12 +361,12 @@ impl Device {
     /// # Errors
     /// The way to the card failed.
     pub fn port(&self) -> Result<PortAttributes> {
-        let mtu = read32(&*self.backend, reg::PORT_MTU)?;
+        let mtu = self.read32(reg::PORT_MTU)?;
         Ok(PortAttributes {
-            mac: Mac::from_u64(read64(&*self.backend, reg::PORT_MAC)?),
+            mac: Mac::from_u64(self.read64(reg::PORT_MAC)?),
             mtu,
             active_mtu: active_mtu(mtu),
-            link_up: read32(&*self.backend, reg::PORT_STATUS)? & reg::PORT_LINK_UP != 0,
+            link_up: self.read32(reg::PORT_STATUS)? & reg::PORT_LINK_UP != 0,
         })
     }
 
@@ -372,7 +375,7 @@ impl Device {
     /// # Errors
     /// The way to the card failed.
     pub fn rejects(&self) -> Result<Vec<(Reject, u64)>> {
-        let read = |reject: &Reject| Ok((*reject, read64(&*self.backend, reg::reject_counter(*reject))?));
+        let read = |reject: &Reject| Ok((*reject, self.read64(reg::reject_counter(*reject))?));
         Reject::ALL.iter().map(read).collect()
     }
 
@@ -381,8 +384,7 @@ impl Device {
     /// # Errors
     /// The way to the card failed.
     pub fn stage_counters(&self) -> Result<Vec<(StageCounter, u64)>> {
-        let read =
-            |counter: &StageCounter| Ok((*counter, read64(&*self.backend, reg::stage_counter(*counter))?));
+        let read = |counter: &StageCounter| Ok((*counter, self.read64(reg::stage_counter(*counter))?));
         StageCounter::ALL.iter().map(read).collect()
     }
 
@@ -391,15 +393,28 @@ impl Device {
     /// # Errors
     /// The way to the card failed, or the card is gone.
     pub fn now_ticks(&self) -> Result<u64> {
-        match read64(&*self.backend, reg::NOW)? {
-            // a clock is there after centuries, a card that has left the bus at once
-            u64::MAX => Err(Error::Gone { name: self.name().to_owned() }),
-            ticks => Ok(ticks),
+        self.read64(reg::NOW)
+    }
+
+    fn read32(&self, offset: u32) -> Result<u32> {
+        let value = read32(&*self.backend, offset)?;
+        if value == u32::MAX {
+            self.presence.look("read a register")?;
         }
+        Ok(value)
+    }
+
+    fn read64(&self, offset: u32) -> Result<u64> {
+        let value = read64(&*self.backend, offset)?;
+        if value == u64::MAX {
+            self.presence.look("read a register")?;
+        }
+        Ok(value)
     }
 
     /// Function level reset, then memory and, if wanted, bus mastering on again.
     pub(crate) fn reset(&self, bus_master: bool) -> Result<()> {
+        self.presence.demand("reset the card")?;
         command_bits(&*self.backend, 0, BUS_MASTER)?;
         self.backend.reset().map_err(|source| Error::Backend {
             name: self.name().to_owned(),
@@ -420,7 +435,10 @@ pub(crate) fn recognise(backend: &dyn Backend) -> Result<()> {
     match (vendor, device) {
         PCI_ID => {}
         // no device has this one
-        (u16::MAX, u16::MAX) => return Err(Error::Gone { name: name() }),
+        (u16::MAX, u16::MAX) => {
+            let operation = "read the PCI ID";
+            return Err(Error::Gone { name: name(), operation, how: Departure::Off });
+        }
         _ => return Err(Error::NotOurs { name: name(), vendor, device }),
     }
     command_bits(backend, MEMORY_ENABLE, 0)?;

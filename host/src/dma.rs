@@ -9,6 +9,8 @@
 //! for each byte.
 
 use crate::backend::{Backend, Memory};
+use crate::device::Device;
+use crate::presence::Presence;
 use crate::{Error, Result, barrier};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -70,7 +72,7 @@ impl IovaAllocator {
 }
 
 /// Words of pages that the kernel hands to a forked child as zeros: the first says whether the card may be used, each
-/// further one belongs to a CQ or a QP (see [`Word`]); a closed context has zeros there, too.
+/// further one belongs to a CQ or a QP (see [`Word`]); a closed context has zeros there, too, and one whose card is gone.
 #[derive(Debug)]
 pub(crate) struct Guard {
     words: NonNull<AtomicU32>,
@@ -88,6 +90,7 @@ impl Guard {
     const CHILD: u32 = 0;
     const OPEN: u32 = 1;
     const CLOSED: u32 = 2;
+    const GONE: u32 = 3;
 
     fn new(cqs: u32, qps: u32) -> Result<Guard> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -127,21 +130,31 @@ impl Guard {
         unsafe { self.words.as_ref() }.load(Ordering::Acquire) == Self::OPEN
     }
 
-    /// Closes; whether it was open.
+    /// The card is gone, but not yet closed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.word(0).load(Ordering::Acquire) == Self::GONE
+    }
+
+    /// Closes; whether it was open, also with a card that is gone.
     pub(crate) fn close(&self) -> bool {
         let was = self.word(0).swap(Self::CLOSED, Ordering::SeqCst);
+        self.rouse();
+        was != Self::CLOSED
+    }
+
+    /// The card is gone; whether it was there.
+    pub(crate) fn lose(&self) -> bool {
+        let first = self.word(0);
+        let was = first.compare_exchange(Self::OPEN, Self::GONE, Ordering::SeqCst, Ordering::SeqCst);
+        if was.is_ok() {
+            self.rouse();
+        }
+        was.is_ok()
+    }
+
+    /// Every poll and post has to look closer.
+    fn rouse(&self) {
         (1..self.count).for_each(|index| self.word(index).store(0, Ordering::SeqCst));
-        was == Self::OPEN
-    }
-
-    #[inline]
-    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        if self.is_open() { Ok(()) } else { Err(self.refusal(operation)) }
-    }
-
-    #[cold]
-    pub(crate) fn refusal(&self, operation: &'static str) -> Error {
-        if self.is_child() { Error::Forked { operation } } else { Error::Closed { operation } }
     }
 }
 
@@ -178,7 +191,7 @@ impl Word {
         self.atomic().load(Ordering::Acquire)
     }
 
-    /// Sets the word; in a forked child and a closed context it stays zero.
+    /// Sets the word; in a forked child, a closed context and without a card it stays zero.
     pub(crate) fn set(&self, value: u32) {
         let word = self.atomic();
         word.store(value, Ordering::SeqCst);
@@ -199,6 +212,7 @@ impl Drop for Guard {
 /// The card's view of this process's memory.
 pub(crate) struct DmaSpace {
     pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) presence: Arc<Presence>,
     pub(crate) guard: Guard,
     pub(crate) page: u64,
     iovas: Mutex<IovaAllocator>,
@@ -206,10 +220,26 @@ pub(crate) struct DmaSpace {
 
 impl DmaSpace {
     /// For a card of so many CQs and QPs.
-    pub(crate) fn new(backend: Arc<dyn Backend>, cqs: u32, qps: u32) -> Result<DmaSpace> {
+    pub(crate) fn new(device: &Device, cqs: u32, qps: u32) -> Result<DmaSpace> {
+        let (backend, presence) = (device.backend.clone(), device.presence.clone());
         let page = rustix::param::page_size() as u64;
         let iovas = Mutex::new(IovaAllocator::new(&backend.iova_ranges(), page));
-        Ok(DmaSpace { backend, guard: Guard::new(cqs, qps)?, page, iovas })
+        Ok(DmaSpace { backend, presence, guard: Guard::new(cqs, qps)?, page, iovas })
+    }
+
+    /// Refuses a forked child, a closed context and a card that is gone.
+    #[inline]
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if self.guard.is_open() { Ok(()) } else { Err(self.refusal(operation)) }
+    }
+
+    #[cold]
+    fn refusal(&self, operation: &'static str) -> Error {
+        match () {
+            () if self.guard.is_child() => Error::Forked { operation },
+            () if self.guard.is_gone() => self.presence.gone(operation),
+            () => Error::Closed { operation },
+        }
     }
 
     /// Maps whole pages; returns their IO address.

@@ -57,13 +57,15 @@ pub enum Error {
         /// PCI device.
         device: u16,
     },
-    /// Every read gives ones: nobody answers on the bus.
-    #[error(
-        "{name}: reads give only ones: the card is off the bus; see that it has power and its bitstream, then reset it or rescan the bus"
-    )]
+    /// The card went while it was open, or is not there.
+    #[error("{name}: {operation}: {how}")]
     Gone {
         /// The card.
         name: String,
+        /// The call.
+        operation: &'static str,
+        /// How it went.
+        how: crate::Departure,
     },
     /// BAR0 does not begin with the magic number.
     #[error(

@@ -7,7 +7,8 @@
 //!
 //! In: EQEs. Out: events in their order. An EQ is armed, then looked at once more, then waited for: no event between
 //! the two is missed. Whoever waits also serves EQ 0, so that a QP that failed without a completion is flushed and
-//! its waiters wake. Every wait is bounded by the caller's timeout.
+//! its waiters wake. Every wait is bounded by the caller's timeout, and by the card's going: then what is left is told, the
+//! last asynchronous event is DEVICE_FATAL, and every further wait is an error.
 
 use crate::backend::readable;
 use crate::command::{Arguments, Commands};
@@ -198,6 +199,17 @@ impl Events {
         self.queue.has_entry()
     }
 
+    /// The card is gone: the last notice, and whoever waits for whatever wakes.
+    pub(crate) fn end(&self) {
+        self.notice(AsyncEvent::DeviceFatal, 0);
+        self.rouse();
+    }
+
+    /// Every channel and who waits for an asynchronous event wakes: all of them wait for vector 0, too.
+    fn rouse(&self) {
+        raise(&self.vectors[0]);
+    }
+
     fn notice(&self, event: AsyncEvent, object: u32) {
         tracing::debug!(event = event.name(), object, "asynchronous event");
         lock(&self.notices).push_back(AsyncNotice { event, object });
@@ -260,16 +272,27 @@ impl Inner {
     pub(crate) fn async_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncNotice>> {
         let end = timeout.map(|timeout| self.backend().now() + timeout);
         loop {
-            self.check("wait for an asynchronous event")?;
             clear(&self.events.vectors[0]);
             clear(&self.events.noticed);
-            self.serve_events()?;
-            if let Some(notice) = lock(&self.events.notices).pop_front() {
+            let checked = self.check("wait for an asynchronous event").and_then(|()| self.serve_events());
+            if let Ok(()) | Err(Error::Gone { .. }) = checked
+                && let Some(notice) = lock(&self.events.notices).pop_front()
+            {
+                self.rouse_if_gone();
                 return Ok(Some(notice));
             }
+            self.rouse_if_gone();
+            checked?;
             if !self.wait(&self.events.waiting, end)? {
                 return Ok(None);
             }
+        }
+    }
+
+    /// Who is woken by a card's end has taken the others' bell away.
+    fn rouse_if_gone(&self) {
+        if self.space.guard.is_gone() {
+            self.events.rouse();
         }
     }
 
@@ -370,16 +393,22 @@ impl CompChannel {
     /// The next event, waiting up to `timeout` (`None`: for ever).
     ///
     /// # Errors
-    /// Forked child, closed context, or waiting failed.
+    /// Forked child, closed context, a card that is gone and no event left, or waiting failed.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<CqEvent>> {
         let channel = &*self.shared;
         let inner = &*channel.inner;
         let end = timeout.map(|timeout| inner.backend().now() + timeout);
         loop {
-            inner.check("wait on a completion channel")?;
             clear(&inner.events.vectors[channel.queue.eqn as usize]);
             clear(&inner.events.vectors[0]);
             clear(&channel.raised);
+            if let Err(error) = inner.check("wait on a completion channel") {
+                inner.rouse_if_gone();
+                // a card's end leaves events behind: of the CQs whose work it flushed
+                let made =
+                    matches!(error, Error::Gone { .. }).then(|| lock(&channel.made).pop_front()).flatten();
+                return made.map_or(Err(error), |cqn| Ok(Some(CqEvent { cqn })));
+            }
             let mut event = channel.next()?;
             if event.is_none() {
                 channel.queue.arm(inner)?;

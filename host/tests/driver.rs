@@ -1356,10 +1356,106 @@ fn one_thread_serves_a_stack_ends_when_it_is_told_to_and_says_when_the_card_has_
     for error in [error, again, now] {
         assert!(matches!(error, Error::Gone { .. }), "{error}");
         assert_eq!(error.kind(), Kind::NoCard);
-        assert!(error.to_string().starts_with("soft:card0: reads give only ones"), "{error}");
+        assert!(error.to_string().contains(": reads give only ones: the card is off the bus"), "{error}");
     }
-    // a card that is back can be closed in time
-    world.cards()[0].gone = false;
+}
+
+/// The error of a card that went.
+fn went(error: Error, as_in: Departure) {
+    let text = error.to_string();
+    assert!(matches!(error, Error::Gone { how, .. } if how == as_in), "{text}");
+    assert!(text.starts_with("soft:card0: "), "{text}");
+    assert_eq!(error.kind(), Kind::NoCard);
+}
+
+#[test]
+fn a_card_that_is_wanted_back_or_pulled_ends_all_that_waits_for_it_and_flushes_the_rest() {
+    for how in [Departure::Asked, Departure::Off] {
+        let (world, a, b) = connected();
+        let memory = a.pd.register(vec![7u8; 4096], RW).expect("heap");
+        let sge = [memory.sge(0..64).unwrap()];
+        // what the card completed before it went is told as it was
+        b.qp.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+        a.qp.post_send(&[SendWr::send(10, &[]).signaled()]).unwrap();
+        assert_eq!(a.sent(), [(10, WcStatus::Success)]);
+        b.qp.post_send(&[SendWr::send(11, &[]).signaled()]).expect("nobody receives yet");
+        a.qp.post_recv(&[RecvWr::new(20, &sge), RecvWr::new(21, &sge), RecvWr::new(22, &sge)]).unwrap();
+        let channel = a.context.create_comp_channel().expect("a channel");
+        let armed = a.context.create_cq(4, Some(&channel)).expect("a CQ");
+        armed.request_notify(false).expect("a channel");
+        let quiet = a.context.create_comp_channel().expect("another channel");
+        let other = a.context.another_user().expect("a page");
+        world.cards()[0].mute = true;
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let channels = [&channel, &quiet].map(|channel| scope.spawn(move || channel.wait(None)));
+            let command = scope.spawn(|| a.context.create_cq(4, None));
+            let noticing = scope.spawn(|| {
+                let notice = a.context.async_event(None).expect("the last one is told");
+                (notice, a.context.async_event(None))
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            match how {
+                Departure::Asked => world.cards()[0].want_back(),
+                // without mapped registers nobody looks but who waits for an answer
+                Departure::Off => world.cards()[0].gone = true,
+            }
+            for waiting in channels {
+                went(waiting.join().unwrap().expect_err("no event is left"), how);
+            }
+            went(command.join().unwrap().expect_err("no answer"), how);
+            let (notice, next) = noticing.join().unwrap();
+            let last = AsyncNotice { event: AsyncEvent::DeviceFatal, object: 0 };
+            assert_eq!(notice, Some(last));
+            went(next.expect_err("the card is gone"), how);
+        });
+        // a card that went unasked is missed after a second's wait for an answer
+        let bound = if how == Departure::Asked { Duration::from_secs(1) } else { Duration::from_secs(3) };
+        assert!(start.elapsed() < bound, "{:?}", start.elapsed());
+        assert_eq!(world.cards()[0].mapped_bytes(), 0, "nothing is in the card's reach any more");
+        let mut told = [Completion::default(); 8];
+        let count = a.recv_cq.poll(&mut told).expect("first what is owed");
+        let told: Vec<_> = told[..count].iter().map(|done| (done.wr_id, done.status)).collect();
+        let flushed = [20, 21, 22].map(|id| (id, WcStatus::WrFlushErr));
+        // the first may have been filled before
+        assert!(told.ends_with(&flushed[1..]) && told.len() == 3 && told[0].0 == 20, "{told:?}");
+        went(a.recv_cq.poll(&mut [Completion::default()]).expect_err("no more"), how);
+        went(a.cq.poll_wait(SOON).expect_err("nothing is outstanding"), how);
+        went(a.qp.post_send(&[SendWr::send(12, &[])]).expect_err("no card"), how);
+        went(a.qp.post_recv(&[RecvWr::new(23, &sge)]).expect_err("no card"), how);
+        went(a.context.check().expect_err("no card"), how);
+        went(a.context.device().port().expect_err("no card"), how);
+        went(other.create_cq(4, None).expect_err("no card"), how);
+        assert!(channel.is_ready().unwrap() && quiet.is_ready().unwrap(), "a poll loop looks, too");
+        // memory, objects and context end in silence
+        assert_eq!(memory.to_vec(0..1).unwrap().len(), 1);
+        drop((memory, armed, channel));
+        a.context.close().expect("nothing is left to reset");
+        assert!(matches!(a.qp.post_recv(&[]), Err(Error::Closed { .. })));
+        // and the card can be opened anew
+        (world.cards()[0].gone, world.cards()[0].mute) = (false, false);
+        world.open(0).create_cq(4, None).expect("as new");
+        world.assert_no_faults();
+    }
+}
+
+#[test]
+fn a_program_that_only_looks_at_a_card_lets_go_of_it_too() {
+    let world = World::new(1);
+    let way = world.backend(0);
+    let device = Device::new(way.clone()).expect("ours");
+    world.cards()[0].want_back();
+    let end = Instant::now() + SOON;
+    while !way.released.load(std::sync::atomic::Ordering::SeqCst) {
+        assert!(Instant::now() < end, "the card is still held");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    went(device.now_ticks().expect_err("no card"), Departure::Asked);
+    drop(device);
+    // nobody listens for a card that was closed
+    let device = Device::new(world.backend(0)).expect("ours");
+    drop(device);
+    world.cards()[0].want_back();
 }
 
 #[test]

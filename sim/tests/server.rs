@@ -301,6 +301,53 @@ fn a_process_is_killed_in_mid_message_again_and_again() {
 }
 
 #[test]
+fn a_card_that_is_wanted_back_under_writes_is_let_go_of_in_time_and_serves_the_next() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    for _ in 0..3 {
+        assert!(!server.want_back(0).unwrap(), "nobody holds it");
+        let (a, b) = (open(folder.path(), 0).unwrap(), open(folder.path(), 1).unwrap());
+        join(&a, &b);
+        join(&b, &a);
+        moves(&a, &b, 1000);
+        let (target, rkey) = (b.memory.addr(), b.memory.rkey());
+        let sge = [a.memory.sge(0..100_000).unwrap()];
+        for id in 0..60 {
+            a.qp.post_send(&[SendWr::write(id, &sge, target, rkey).signaled()]).unwrap();
+        }
+        assert_eq!(a.cq.poll_wait(WAIT).unwrap().expect("the first").wr_id, 0);
+        let start = Instant::now();
+        assert!(server.want_back(0).unwrap(), "the driver listens");
+        // every request ends once and in order: done, or flushed
+        let mut flushed = false;
+        for id in 1..60 {
+            let done = a.cq.poll_wait(WAIT).unwrap().expect("an end");
+            assert_eq!(done.wr_id, id);
+            assert!(done.status == WcStatus::WrFlushErr || (!flushed && done.status == WcStatus::Success));
+            flushed = done.status == WcStatus::WrFlushErr;
+        }
+        assert!(flushed, "it was wanted back while WRITEs were under way");
+        let error = a.cq.poll_wait(WAIT).expect_err("the card is gone");
+        assert!(matches!(error, host::Error::Gone { how: host::Departure::Asked, .. }), "{error}");
+        let notice = a.context.async_event(Some(WAIT)).unwrap().expect("a notice");
+        assert_eq!(notice.event, host::AsyncEvent::DeviceFatal);
+        println!("{:.1} ms from the request to the last end", start.elapsed().as_secs_f64() * 1e3);
+        assert!(start.elapsed() < Duration::from_secs(20));
+        // somebody else has the card although this one still holds its objects, and nothing of theirs reaches it
+        let next = open(folder.path(), 0).unwrap();
+        drop(a);
+        let other = b.pd.create_qp(&QpInit::rc(&b.cq, &b.cq)).unwrap();
+        let b = End { qp: other, ..b };
+        join(&next, &b);
+        join(&b, &next);
+        moves(&next, &b, 5000);
+    }
+    let summary = server.stop().unwrap();
+    assert_eq!(summary.violations, Vec::<String>::new());
+}
+
+#[test]
 fn nonsense_on_the_socket_is_refused_and_the_card_stays_usable() {
     let _alone = alone();
     use std::io::{Read, Write};

@@ -57,6 +57,7 @@ pub struct Opened {
     pub pd: Pd,
     /// What the peer is to be told.
     pub own: Endpoint,
+    context: Context,
     serving: Option<Serving>,
 }
 
@@ -68,6 +69,7 @@ pub struct Connection {
     pub cq: Cq,
     /// The protection domain of buffers.
     pub pd: Pd,
+    context: Context,
     /// For words beside the data.
     pub stream: TcpStream,
     /// The peer ends its stream before its work.
@@ -163,7 +165,7 @@ impl PeerArgs {
         let own = Endpoint { qpn: qp.number(), psn, gid: context.gids()[0] };
         // once per card: it lives as long as the first QP
         let serving = if self.ip && nth == 0 { Some(Ip::of_port(context)?.serve()?) } else { None };
-        Ok(Opened { qp, cq, pd, own, serving })
+        Ok(Opened { qp, cq, pd, own, context: context.clone(), serving })
     }
 
     fn attributes(&self, opened: &Opened, peer: Endpoint) -> anyhow::Result<QpAttr> {
@@ -258,8 +260,8 @@ impl Opened {
     }
 
     fn connected(self, stream: TcpStream, timeout: Duration) -> Connection {
-        let (qp, cq, pd, _serving) = (self.qp, self.cq, self.pd, self.serving);
-        Connection { qp, cq, pd, stream, timeout, alone: false, _serving }
+        let Opened { qp, cq, pd, context, serving: _serving, .. } = self;
+        Connection { qp, cq, pd, context, stream, timeout, alone: false, _serving }
     }
 }
 
@@ -268,6 +270,8 @@ impl Connection {
     pub fn completion(&self) -> anyhow::Result<Completion> {
         let completion = self.wait()?;
         if completion.status != WcStatus::Success {
+            // of a card that is gone a flushed work request tells nothing
+            self.context.check()?;
             let cause = completion.cause().map_or(String::new(), |cause| format!(", cause {}", cause.name()));
             bail!(
                 "work request {} of QP {}: {} ({}{cause})",

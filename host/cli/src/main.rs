@@ -95,7 +95,8 @@ struct AbsentArgs {
 
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("VERBENA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        // that crate complains of a group that leaves together with its card
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,vfio_ioctls=off"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match Cli::parse().command {
         Command::Devinfo(args) => info::devinfo(&args),

@@ -1,13 +1,13 @@
 //! `verbena perftest`: the other end of perftest's `ib_send_bw`, `ib_write_lat` and their kin, unmodified.
 //!
 //! ```text
-//! TCP: version (16 bytes), two sizes (4 each), path MTU (2), keys (108) of the QP, keys two or three times more as it stands
+//! TCP: version (16 bytes), two sizes (4 each), path MTU (2), keys (108) of each QP, keys two or three times more as they stand
 //! RC:  what the test does: the connecting side asks; in ib_send_lat and ib_write_lat both send in turn
 //! TCP: after ib_write_bw and ib_read_bw keys and its figures (5 of 8 bytes); after all but ib_write_lat keys
 //! ```
 //! In all of TCP the connecting side says something and the listening one answers in kind. So the listening end needs to know
 //! how long each message is, but not how many keys there are: it answers keys by keys and gives all else back, which is the same
-//! version, size and MTU, and figures that nobody prints.
+//! version, size and MTU, and figures that nobody prints. Keys behind those of the QPs are always the first QP's.
 //! Out: every completion and length is checked, and that all of it came; perftest itself looks at no bytes. The connecting end
 //! keeps the order of Debian 13's, 25.01.
 
@@ -15,7 +15,9 @@ use crate::connection::{Opened, PeerArgs};
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use host::exchange::Endpoint;
-use host::{Access, Completion, Device, Gid, Mr, Operation, QpAttr, RecvWr, SendWr, StageCounter, WcStatus};
+use host::{
+    Access, Completion, Context, Device, Gid, Mr, Operation, QpAttr, RecvWr, SendWr, StageCounter, WcStatus,
+};
 use std::{
     io::{self, ErrorKind, Read, Write},
     net::TcpStream,
@@ -37,6 +39,9 @@ pub struct PerftestArgs {
     /// Messages, as the other end has them.
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(5..))]
     iters: u32,
+    /// QPs of a bandwidth test, as the other end has them; each moves that many messages.
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    qps: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -158,6 +163,12 @@ impl Heard {
 /// This end.
 struct End<'a> {
     args: &'a PerftestArgs,
+    lanes: Vec<Lane<'a>>,
+}
+
+/// A QP of this end.
+struct Lane<'a> {
+    args: &'a PerftestArgs,
     opened: Opened,
     memory: Mr,
     own: Keys,
@@ -171,18 +182,10 @@ struct End<'a> {
 
 /// Runs one end.
 pub fn run(args: &PerftestArgs) -> anyhow::Result<()> {
+    ensure!(args.qps == 1 || args.test.is_bandwidth(), "only a bandwidth test has several QPs");
     let context = args.peer.card()?;
-    let opened = args.peer.make(&context, DEPTH, 0)?;
-    let room = (args.size as usize).max(CYCLE);
-    let memory = opened.pd.allocate(2 * room, RIGHTS)?;
-    // what the peer writes to; what is sent lies behind it
-    memory.write(0, &vec![UNTOUCHED; room])?;
-    if args.test == Test::WriteLat {
-        // the number of the last message that came
-        memory.write(args.size as usize - 1, &[0])?;
-    }
-    let own = Keys { endpoint: opened.own, reads: 4, rkey: memory.rkey(), addr: memory.addr() };
-    let mut end = End { args, opened, memory, own, peer: None, asked: 0, done: 0, posted: 0, came: 0 };
+    let lanes = (0..args.qps).map(|nth| Lane::open(args, &context, nth)).collect::<anyhow::Result<_>>()?;
+    let mut end = End { args, lanes };
     let before = sent(context.device())?;
     let place = args.peer.place()?;
     let stream = place.meet()?;
@@ -193,8 +196,12 @@ pub fn run(args: &PerftestArgs) -> anyhow::Result<()> {
     }
     let sent = sent(context.device())? - before;
     let reads = matches!(args.test, Test::ReadBw | Test::ReadLat);
-    ensure!(!reads || sent >= u64::from(args.iters), "only {sent} requests or responses of READs were sent");
-    println!("{} of {} bytes, all completions right", args.iters, args.size);
+    ensure!(
+        !reads || sent >= u64::from(args.iters) * u64::from(args.qps),
+        "only {sent} requests or responses of READs were sent"
+    );
+    let qps = if args.qps > 1 { format!("on each of {} QPs ", args.qps) } else { String::new() };
+    println!("{} {qps}of {} bytes, all completions right", args.iters, args.size);
     Ok(())
 }
 
@@ -211,10 +218,6 @@ fn written(memory: &[u8]) -> bool {
 }
 
 impl End<'_> {
-    fn room(&self) -> usize {
-        (self.args.size as usize).max(CYCLE)
-    }
-
     /// The listening end, until the peer is gone.
     fn answer(&mut self, mut stream: TcpStream) -> anyhow::Result<()> {
         let patience = Duration::from_secs(self.args.peer.timeout.max(1));
@@ -232,25 +235,33 @@ impl End<'_> {
                 };
                 let length = message.len();
                 tracing::debug!(length, text = %String::from_utf8_lossy(&message), "heard");
-                let keys = self.own.pack();
-                let mut answer = &message[..];
-                if length == KEYS {
-                    let peer = Keys::parse(answer).context("the peer's keys")?;
-                    match self.peer {
-                        None => self.connect(peer)?,
-                        // it stands at both ends, or will soon: ib_write_lat's listening end begins
-                        Some(_) if self.args.test == Test::WriteLat && self.asked == 0 => self.send()?,
-                        Some(_) => {}
-                    }
-                    answer = &keys;
-                }
-                stream.write_all(answer).context("answer the peer")?;
+                let answer = if length == KEYS {
+                    let peer = Keys::parse(&message).context("the peer's keys")?;
+                    self.answer_keys(peer)?.pack().to_vec()
+                } else {
+                    message
+                };
+                stream.write_all(&answer).context("answer the peer")?;
             }
             if self.turn()? {
                 heard = Instant::now();
             }
             ensure!(heard.elapsed() < patience, "the peer was silent for {} s", patience.as_secs());
         }
+    }
+
+    /// What this end tells a peer that tells these keys.
+    fn answer_keys(&mut self, peer: Keys) -> anyhow::Result<Keys> {
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.peer.is_none()) {
+            lane.connect(peer)?;
+            return Ok(lane.own);
+        }
+        let first = &mut self.lanes[0];
+        // it stands at both ends, or will soon: ib_write_lat's listening end begins
+        if self.args.test == Test::WriteLat && first.asked == 0 {
+            first.send()?;
+        }
+        Ok(first.own)
     }
 
     /// The connecting end, in the order of the program that listens.
@@ -268,9 +279,11 @@ impl End<'_> {
         tell(&(CYCLE as u32).to_be_bytes())?;
         tell(&64u32.to_be_bytes())?;
         tell(&[b'0' + self.args.peer.mtu.ilog2() as u8 - 7, 0])?;
-        let keys = self.own.pack();
-        let answer = tell(&keys)?;
-        self.connect(Keys::parse(&answer).context("the peer's keys")?)?;
+        for lane in &mut self.lanes {
+            let answer = tell(&lane.own.pack())?;
+            lane.connect(Keys::parse(&answer).context("the peer's keys")?)?;
+        }
+        let keys = self.lanes[0].own.pack();
         let reports = matches!(self.args.test, Test::WriteBw | Test::ReadBw);
         // once for the QP, once when it stands, once more where receives were posted, or are usual
         (0..if reports { 2 } else { 3 }).try_for_each(|_| tell(&keys).map(drop))?;
@@ -278,13 +291,17 @@ impl End<'_> {
         match self.args.test {
             // the other end begins
             Test::WriteLat => {}
-            Test::SendLat | Test::ReadLat => self.send()?,
-            _ => (0..iters.min(DEPTH)).try_for_each(|_| self.send())?,
+            Test::SendLat | Test::ReadLat => self.lanes[0].send()?,
+            _ => {
+                for lane in &mut self.lanes {
+                    (0..iters.min(DEPTH)).try_for_each(|_| lane.send())?;
+                }
+            }
         }
         let patience = Duration::from_secs(self.args.peer.timeout.max(1));
         let mut moved = Instant::now();
         let answers = if self.args.test == Test::SendLat { iters } else { 0 };
-        while self.done < iters || self.came < answers {
+        while self.lanes.iter().any(|lane| lane.done < iters || lane.came < answers) {
             if self.turn()? {
                 moved = Instant::now();
             } else {
@@ -292,8 +309,8 @@ impl End<'_> {
             }
             ensure!(
                 moved.elapsed() < patience,
-                "{} of {iters} messages in {} s",
-                self.done,
+                "{} of {iters} messages and no more in {} s",
+                self.lanes.iter().map(|lane| lane.done).min().unwrap_or(0),
                 patience.as_secs()
             );
         }
@@ -307,6 +324,40 @@ impl End<'_> {
             tell(&keys)?;
         }
         self.judge()
+    }
+
+    /// Takes what has come; whether there was something.
+    fn turn(&mut self) -> anyhow::Result<bool> {
+        let mut some = false;
+        for lane in &mut self.lanes {
+            some |= lane.turn()?;
+        }
+        Ok(some)
+    }
+
+    /// Whether all has come that should.
+    fn judge(&self) -> anyhow::Result<()> {
+        self.lanes.iter().try_for_each(Lane::judge)
+    }
+}
+
+impl Lane<'_> {
+    fn open<'a>(args: &'a PerftestArgs, context: &Context, nth: u32) -> anyhow::Result<Lane<'a>> {
+        let opened = args.peer.make(context, DEPTH, nth)?;
+        let room = (args.size as usize).max(CYCLE);
+        let memory = opened.pd.allocate(2 * room, RIGHTS)?;
+        // what the peer writes to; what is sent lies behind it
+        memory.write(0, &vec![UNTOUCHED; room])?;
+        if args.test == Test::WriteLat {
+            // the number of the last message that came
+            memory.write(args.size as usize - 1, &[0])?;
+        }
+        let own = Keys { endpoint: opened.own, reads: 4, rkey: memory.rkey(), addr: memory.addr() };
+        Ok(Lane { args, opened, memory, own, peer: None, asked: 0, done: 0, posted: 0, came: 0 })
+    }
+
+    fn room(&self) -> usize {
+        (self.args.size as usize).max(CYCLE)
     }
 
     fn connect(&mut self, peer: Keys) -> anyhow::Result<()> {
@@ -344,7 +395,7 @@ impl End<'_> {
 
     /// Takes what has come; whether there was something.
     fn turn(&mut self) -> anyhow::Result<bool> {
-        let PerftestArgs { test, iters, size, ref peer } = *self.args;
+        let PerftestArgs { test, iters, size, ref peer, .. } = *self.args;
         let listens = peer.listen.is_some();
         let mut entries = [Completion::default(); 16];
         let count = self.opened.cq.poll(&mut entries)?;

@@ -654,6 +654,12 @@ impl Backend for Watched {
     fn reset(&self) -> io::Result<()> {
         self.inner.reset()
     }
+    fn set_request(&self, request: BorrowedFd<'_>) -> io::Result<bool> {
+        self.inner.set_request(request)
+    }
+    fn release(&self) {
+        self.inner.release();
+    }
     fn iova_ranges(&self) -> Vec<RangeInclusive<u64>> {
         self.inner.iova_ranges()
     }

@@ -155,6 +155,19 @@ pub trait Backend: Send + Sync {
     /// The way to the card failed.
     fn reset(&self) -> io::Result<()>;
 
+    /// Has the system make `request` (an eventfd) readable when it wants the card back. False: this one is never asked for.
+    ///
+    /// # Errors
+    /// The way to the card failed.
+    fn set_request(&self, _request: BorrowedFd<'_>) -> io::Result<bool> {
+        Ok(false)
+    }
+
+    /// Lets go of the card for good: when it returns, the card reaches no memory, and whoever waits for it has it. A mapped
+    /// BAR stays where it is. What is there then is a bus with nobody on it: reads give ones, writes and unmaps are done and
+    /// mean nothing, all else fails. More than once is no more than once. Nothing happens where no card can go.
+    fn release(&self) {}
+
     /// IO addresses that may be mapped.
     fn iova_ranges(&self) -> Vec<RangeInclusive<u64>>;
 
@@ -182,6 +195,11 @@ pub trait Backend: Send + Sync {
     fn wait(&self, fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
         readable(fd, timeout)
     }
+}
+
+/// What is answered by a card that was let go of.
+fn released<T>() -> io::Result<T> {
+    Err(io::Error::new(io::ErrorKind::NotConnected, "the card was let go of"))
 }
 
 /// Waits by poll(2) until `fd` is readable; false when `timeout` passed first. For implementations of

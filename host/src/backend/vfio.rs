@@ -7,9 +7,11 @@
 //!
 //! In: the calls of [`Backend`]. Out: uncached loads and stores, ioctls. A BAR must be mappable: emulated accesses
 //! would tear an 8-byte doorbell. IO addresses come from the ranges that the kernel reports (reserved windows such
-//! as MSI's left out). Type1 first: Debian's kernels carry neither iommufd nor no-IOMMU mode.
+//! as MSI's left out). When the card is let go of, memory of ones takes the BARs' place, each in one step, so that no
+//! thread's store goes astray, and every descriptor is closed, for which the kernel's removal waits. Type1 first: Debian's
+//! kernels carry neither iommufd nor no-IOMMU mode.
 
-use super::{Backend, Bar, MappedBar, Memory};
+use super::{Backend, Bar, MappedBar, Memory, released};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
@@ -19,7 +21,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use vfio_bindings::bindings::vfio as vfio_sys;
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioOps};
 use vmm_sys_util::eventfd::EventFd;
@@ -34,9 +36,19 @@ pub struct Vfio {
     // dropped in this order: a mapped BAR keeps the device open, an open device its group, which then cannot leave the container
     registers: MmapRaw,
     doorbells: MmapRaw,
+    held: RwLock<Option<Held>>,
+    ranges: Vec<RangeInclusive<u64>>,
+}
+
+struct Held {
     device: VfioDevice,
     container: Arc<VfioContainer>,
-    ranges: Vec<RangeInclusive<u64>>,
+}
+
+impl Held {
+    fn config_offset(&self, offset: u64) -> u64 {
+        self.device.get_region_offset(vfio_sys::VFIO_PCI_CONFIG_REGION_INDEX) + offset
+    }
 }
 
 /// Where sysfs keeps the function `address` (domain:bus:device.function).
@@ -64,7 +76,13 @@ impl Vfio {
         let ranges = iova_ranges(&container)?;
         let registers = map_bar(&device, Bar::Registers)?;
         let doorbells = map_bar(&device, Bar::Doorbells)?;
-        Ok(Vfio { name: name.to_owned(), registers, doorbells, device, container, ranges })
+        let held = RwLock::new(Some(Held { device, container }));
+        Ok(Vfio { name: name.to_owned(), registers, doorbells, held, ranges })
+    }
+
+    /// What `act` says of the card; `None`: it was let go of.
+    fn held<T>(&self, act: impl FnOnce(&Held) -> io::Result<T>) -> Option<io::Result<T>> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(act)
     }
 
     fn bar(&self, bar: Bar) -> &MmapRaw {
@@ -85,10 +103,28 @@ impl Vfio {
         }
         Ok(map.as_mut_ptr().wrapping_add(offset))
     }
+}
 
-    fn config_offset(&self, offset: u64) -> u64 {
-        self.device.get_region_offset(vfio_sys::VFIO_PCI_CONFIG_REGION_INDEX) + offset
+/// Puts memory of ones in the place of a mapped BAR, in one step. The device is no longer held by it.
+fn cover(bar: &MmapRaw) -> io::Result<()> {
+    use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh private mapping at an address of the kernel's choice, which nobody else knows
+    let ones = unsafe { mmap_anonymous(std::ptr::null_mut(), bar.len(), protection, MapFlags::PRIVATE) }?;
+    // SAFETY: the whole of that mapping, which then moves to where the BAR was, as long as that and as writable: who has an
+    // address there finds memory there, until the BAR's owner unmaps it
+    unsafe {
+        ones.cast::<u8>().write_bytes(u8::MAX, bar.len());
+        mremap_fixed(ones, bar.len(), bar.len(), MremapFlags::MAYMOVE, bar.as_mut_ptr().cast())?;
     }
+    Ok(())
+}
+
+/// The eventfd as the crate wants it.
+fn eventfd(fd: BorrowedFd<'_>) -> io::Result<EventFd> {
+    let fd = fd.try_clone_to_owned()?.into_raw_fd();
+    // SAFETY: `fd` is an eventfd that nobody else owns
+    Ok(unsafe { EventFd::from_raw_fd(fd) })
 }
 
 /// The device's descriptor as a file that is not closed here.
@@ -242,48 +278,87 @@ impl Backend for Vfio {
     }
 
     fn config_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        device_file(&self.device).read_exact_at(data, self.config_offset(offset))
+        let read = |held: &Held| device_file(&held.device).read_exact_at(data, held.config_offset(offset));
+        match self.held(read) {
+            Some(read) => read,
+            None => {
+                data.fill(u8::MAX);
+                Ok(())
+            }
+        }
     }
 
     fn config_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        device_file(&self.device).write_all_at(data, self.config_offset(offset))
+        self.held(|held| device_file(&held.device).write_all_at(data, held.config_offset(offset)))
+            .unwrap_or(Ok(()))
     }
 
     unsafe fn map(&self, iova: u64, memory: &Memory<'_>) -> io::Result<()> {
         let length = usize::try_from(memory.length).map_err(io::Error::other)?;
-        // SAFETY: the caller keeps the memory mapped, and used through raw pointers only, until unmap
-        unsafe { self.container.vfio_dma_map(iova, length, memory.address) }.map_err(|error| match error {
-            VfioError::IommuDmaMap(error) => refused_map(error.errno(), memlock(), memory.length),
-            other => io::Error::other(other),
-        })
+        let map = |held: &Held| {
+            // SAFETY: the caller keeps the memory mapped, and used through raw pointers only, until unmap
+            unsafe { held.container.vfio_dma_map(iova, length, memory.address) }.map_err(
+                |error| match error {
+                    VfioError::IommuDmaMap(error) => refused_map(error.errno(), memlock(), memory.length),
+                    other => io::Error::other(other),
+                },
+            )
+        };
+        self.held(map).unwrap_or_else(released)
     }
 
     fn unmap(&self, iova: u64, length: u64) -> io::Result<()> {
         let length = usize::try_from(length).map_err(io::Error::other)?;
-        self.container.vfio_dma_unmap(iova, length).map_err(io::Error::other)
+        self.held(|held| held.container.vfio_dma_unmap(iova, length).map_err(io::Error::other))
+            .unwrap_or(Ok(()))
     }
 
     fn set_irqs(&self, vectors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        if vectors.is_empty() {
-            return self.device.disable_msix().map_err(io::Error::other);
+        let owned = vectors.iter().map(|fd| eventfd(*fd)).collect::<io::Result<Vec<_>>>()?;
+        let connect = |held: &Held| {
+            let connected = match owned.is_empty() {
+                true => held.device.disable_msix(),
+                false => held.device.enable_msix(owned.iter().collect()),
+            };
+            connected.map_err(io::Error::other)
+        };
+        self.held(connect).unwrap_or_else(released)
+    }
+
+    fn set_request(&self, request: BorrowedFd<'_>) -> io::Result<bool> {
+        let request = eventfd(request)?;
+        let index = vfio_sys::VFIO_PCI_REQ_IRQ_INDEX;
+        let listen = |held: &Held| match held.device.get_irq_info(index) {
+            Some(kind) if kind.count > 0 => {
+                held.device.enable_irq(index, vec![&request]).map(|()| true).map_err(io::Error::other)
+            }
+            _ => Ok(false),
+        };
+        self.held(listen).unwrap_or_else(released)
+    }
+
+    fn release(&self) {
+        // kept to the end: who unmaps memory meanwhile must not have it before
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(Held { device, container }) = held.take() else { return };
+        // the mapped BARs keep the device open: the kernel does not go on, and sysfs, where the crate looks for the group,
+        // stays. That the group cannot leave its container yet is no harm: both are closed below
+        drop(device);
+        for bar in [&self.registers, &self.doorbells] {
+            if let Err(error) = cover(bar) {
+                tracing::error!(%error, name = self.name, "a BAR stays mapped; end the program");
+            }
         }
-        let owned = vectors
-            .iter()
-            .map(|fd| {
-                let fd = fd.try_clone_to_owned()?.into_raw_fd();
-                // SAFETY: `fd` is an eventfd that nobody else owns
-                Ok(unsafe { EventFd::from_raw_fd(fd) })
-            })
-            .collect::<io::Result<Vec<_>>>()?;
-        self.device.enable_msix(owned.iter().collect()).map_err(io::Error::other)
+        drop(container);
     }
 
     fn reset(&self) -> io::Result<()> {
         // SAFETY: the ioctl takes no argument
-        match unsafe { libc::ioctl(self.device.as_raw_fd(), DEVICE_RESET as _) } {
+        let reset = |held: &Held| match unsafe { libc::ioctl(held.device.as_raw_fd(), DEVICE_RESET as _) } {
             0.. => Ok(()),
             _ => Err(io::Error::last_os_error()),
-        }
+        };
+        self.held(reset).unwrap_or_else(released)
     }
 
     fn iova_ranges(&self) -> Vec<RangeInclusive<u64>> {

@@ -14,7 +14,7 @@
 //! like success; a refused read leaves it waiting for data for ever; it has no time bound and no posted write. Its
 //! server is the test's other end.
 
-use super::{Backend, Bar, Memory};
+use super::{Backend, Bar, Memory, released};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read};
@@ -38,10 +38,15 @@ const ERROR: u32 = 1 << 5;
 const CONFIG_REGION: u32 = 7;
 /// Interrupt index of MSI-X (VFIO_PCI_MSIX_IRQ_INDEX).
 const MSIX: u32 = 2;
+/// Of the request for the card (VFIO_PCI_REQ_IRQ_INDEX).
+const REQUEST: u32 = 4;
 /// VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER.
 const SET_EVENTFD: u32 = 1 << 2 | 1 << 5;
 /// VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER.
 const SET_NONE: u32 = 1 << 0 | 1 << 5;
+
+/// Of an unmap: everything, whatever range it names.
+const UNMAP_ALL: u32 = 1 << 2;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(u16)]
@@ -64,12 +69,15 @@ pub struct VfioUser {
     link: Mutex<Link>,
     memory: File,
     vectors: u32,
+    irq_kinds: u32,
 }
 
 #[derive(Debug)]
 struct Link {
     stream: UnixStream,
     next_id: u16,
+    /// The card was let go of.
+    released: bool,
     /// A reply was cut or did not come: nothing later on the stream can be trusted.
     broken: bool,
 }
@@ -85,6 +93,9 @@ macro_rules! body {
 
 impl Link {
     fn send(&mut self, command: Command, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<u16> {
+        if self.released {
+            return released();
+        }
         if self.broken {
             return Err(io::Error::other("the connection broke earlier; open the card again"));
         }
@@ -193,7 +204,7 @@ impl VfioUser {
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_write_timeout(Some(ANSWER))?;
         let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem")?;
-        let mut link = Link { stream, next_id: 0, broken: false };
+        let mut link = Link { stream, next_id: 0, released: false, broken: false };
         let mut hello = body!(0u16, 1u16);
         let capabilities =
             serde_json::json!({"capabilities": {"max_msg_fds": 1, "max_data_xfer_size": LONGEST}});
@@ -204,7 +215,8 @@ impl VfioUser {
         if word(&reply, 0)? & 0xffff != 0 {
             return Err(io::Error::other("the server speaks another major version of vfio-user"));
         }
-        let mut card = VfioUser { name: name.to_owned(), link: Mutex::new(link), memory, vectors: 0 };
+        let mut card =
+            VfioUser { name: name.to_owned(), link: Mutex::new(link), memory, vectors: 0, irq_kinds: 0 };
         let info = card.ask(Command::DeviceInfo, &body!(16u32, 0u32, 0u32, 0u32), &[])?;
         let (regions, irqs) = (word(&info, 8)?, word(&info, 12)?);
         if regions <= CONFIG_REGION || irqs <= MSIX {
@@ -214,6 +226,7 @@ impl VfioUser {
         }
         let irq = card.ask(Command::IrqInfo, &body!(16u32, 0u32, MSIX, 0u32), &[])?;
         card.vectors = word(&irq, 12)?;
+        card.irq_kinds = irqs;
         Ok(card)
     }
 
@@ -230,7 +243,13 @@ impl VfioUser {
     }
 
     fn read_into(&self, region: u32, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        let reply = self.ask(Command::RegionRead, &body!(offset, region, data.len() as u32), &[])?;
+        let reply = match self.ask(Command::RegionRead, &body!(offset, region, data.len() as u32), &[]) {
+            Err(error) if is_released(&error) => {
+                data.fill(u8::MAX);
+                return Ok(());
+            }
+            reply => reply?,
+        };
         match reply.get(16..).filter(|rest| rest.len() == data.len()) {
             Some(bytes) => data.copy_from_slice(bytes),
             None => return Err(io::Error::new(io::ErrorKind::InvalidData, "short vfio-user read")),
@@ -242,7 +261,20 @@ impl VfioUser {
         let mut body = body!(offset, region, data.len() as u32);
         body.extend_from_slice(data);
         let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.send(Command::RegionWrite, NO_REPLY, &body, &[]).map(drop)
+        or_nothing(link.send(Command::RegionWrite, NO_REPLY, &body, &[]))
+    }
+}
+
+/// What [`released`] says; a broken connection is another kind.
+fn is_released(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotConnected
+}
+
+/// What means nothing on a card that was let go of succeeds there.
+fn or_nothing<T>(result: io::Result<T>) -> io::Result<()> {
+    match result {
+        Err(error) if !is_released(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -282,7 +314,7 @@ impl Backend for VfioUser {
     fn config_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut body = body!(offset, CONFIG_REGION, data.len() as u32);
         body.extend_from_slice(data);
-        self.ask(Command::RegionWrite, &body, &[]).map(drop)
+        or_nothing(self.ask(Command::RegionWrite, &body, &[]))
     }
 
     unsafe fn map(&self, iova: u64, memory: &Memory<'_>) -> io::Result<()> {
@@ -293,7 +325,7 @@ impl Backend for VfioUser {
     }
 
     fn unmap(&self, iova: u64, length: u64) -> io::Result<()> {
-        self.ask(Command::DmaUnmap, &body!(24u32, 0u32, iova, length), &[]).map(drop)
+        or_nothing(self.ask(Command::DmaUnmap, &body!(24u32, 0u32, iova, length), &[]))
     }
 
     fn set_irqs(&self, vectors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -309,6 +341,32 @@ impl Backend for VfioUser {
             self.ask(Command::SetIrqs, &body, &[*fd])?;
         }
         Ok(())
+    }
+
+    fn set_request(&self, request: BorrowedFd<'_>) -> io::Result<bool> {
+        if self.irq_kinds <= REQUEST {
+            return Ok(false);
+        }
+        let info = self.ask(Command::IrqInfo, &body!(16u32, 0u32, REQUEST, 0u32), &[])?;
+        if word(&info, 12)? == 0 {
+            return Ok(false);
+        }
+        self.ask(Command::SetIrqs, &body!(20u32, SET_EVENTFD, REQUEST, 0u32, 1u32), &[request]).map(|_| true)
+    }
+
+    fn release(&self) {
+        // an answer says that the server reaches no memory any more; without one the end of the connection has to do
+        let unmapped = self
+            .ask(Command::Reset, &[], &[])
+            .and_then(|_| self.ask(Command::DmaUnmap, &body!(24u32, UNMAP_ALL, 0u64, 0u64), &[]));
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        if link.released {
+            return;
+        }
+        link.released = true;
+        if let Err(error) = unmapped.and(link.stream.shutdown(std::net::Shutdown::Both)) {
+            tracing::warn!(%error, name = self.name, "the simulator did not see the card let go of");
+        }
     }
 
     fn reset(&self) -> io::Result<()> {

@@ -473,6 +473,14 @@ impl QpShared {
         }
     }
 
+    /// The card is gone: what is outstanding is flushed.
+    pub(crate) fn abandon(&self) {
+        let mut control = lock(&self.control);
+        if self.state() != QpState::Reset {
+            self.enter_error(&mut control);
+        }
+    }
+
     fn move_to_error(&self, control: &mut Control) -> Result<()> {
         let mut context = control.context;
         context.rights.state = QpState::Err.code();

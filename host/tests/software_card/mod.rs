@@ -22,12 +22,12 @@ use contract::{
 use host::{Backend, Bar, Context, Device, MappedBar, Memory, Options};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,8 @@ pub struct Card {
     /// Off the bus: every read gives ones, every write goes nowhere.
     pub gone: bool,
     pub max_qp: u32,
+    /// Made readable when the system wants the card back.
+    pub request: Option<File>,
     /// Commands are read but never answered.
     pub mute: bool,
     /// DMA accesses that no mapping allows.
@@ -130,9 +132,22 @@ pub struct SoftwareCard {
     mapped: Option<Box<[AtomicU64]>>,
     /// How often the driver has looked at the clock.
     pub looks: AtomicU64,
+    /// The driver has let go of it.
+    pub released: AtomicBool,
 }
 
 impl SoftwareCard {
+    /// Whether this way leads to nobody.
+    fn is_away(&self, card: &Card) -> bool {
+        card.gone || self.released.load(Ordering::SeqCst)
+    }
+
+    fn write(&self, bar: Bar, offset: u64, value: u64) {
+        if !self.released.load(Ordering::SeqCst) {
+            self.world.write(self.index, bar, offset, value);
+        }
+    }
+
     /// Takes what was stored to the mapped doorbells: offsets and values.
     pub fn stored(&self) -> Vec<(u64, u64)> {
         let stores = self.mapped.iter().flatten().enumerate();
@@ -174,6 +189,7 @@ impl World {
             name: format!("soft:card{index}"),
             mapped,
             looks: AtomicU64::new(0),
+            released: AtomicBool::new(false),
         }
     }
 
@@ -221,6 +237,7 @@ impl Card {
             link_up: true,
             unreadable: None,
             gone: false,
+            request: None,
             max_qp: 64,
             mute: false,
             faults: Vec::new(),
@@ -246,6 +263,12 @@ impl Card {
     /// IO addresses that are mapped now.
     pub fn mapped_bytes(&self) -> u64 {
         self.maps.values().map(|(length, _)| length).sum()
+    }
+
+    /// The system wants the card back.
+    pub fn want_back(&mut self) {
+        let request = self.request.as_mut().expect("the driver listens to the request");
+        request.write_all(&1u64.to_ne_bytes()).expect("an eventfd");
     }
 
     /// Objects that exist: QPs, MRs, CQs, EQs.
@@ -927,24 +950,24 @@ impl Backend for SoftwareCard {
         if card.unreadable == Some(offset as u32) {
             return Err(io::Error::other("no answer"));
         }
-        Ok(if card.gone { u32::MAX } else { card.read_register(offset as u32) as u32 })
+        Ok(if self.is_away(card) { u32::MAX } else { card.read_register(offset as u32) as u32 })
     }
 
     fn read64(&self, bar: Bar, offset: u64) -> io::Result<u64> {
         assert_eq!((bar, offset % 8), (Bar::Registers, 0), "the driver reads registers only");
         let card = &mut self.world.cards()[self.index];
-        Ok(if card.gone { u64::MAX } else { card.read_register(offset as u32) })
+        Ok(if self.is_away(card) { u64::MAX } else { card.read_register(offset as u32) })
     }
 
     fn write32(&self, bar: Bar, offset: u64, value: u32) -> io::Result<()> {
         assert_eq!((bar, offset % 4), (Bar::Registers, 0), "doorbells are 8-byte writes");
-        self.world.write(self.index, bar, offset, value.into());
+        self.write(bar, offset, value.into());
         Ok(())
     }
 
     fn write64(&self, bar: Bar, offset: u64, value: u64) -> io::Result<()> {
         assert_eq!(offset % 8, 0, "aligned");
-        self.world.write(self.index, bar, offset, value);
+        self.write(bar, offset, value);
         Ok(())
     }
 
@@ -957,7 +980,7 @@ impl Backend for SoftwareCard {
     fn config_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let start = offset as usize;
         let card = &self.world.cards()[self.index];
-        match card.gone {
+        match self.is_away(card) {
             true => data.fill(u8::MAX),
             false => data.copy_from_slice(&card.config[start..start + data.len()]),
         }
@@ -967,7 +990,7 @@ impl Backend for SoftwareCard {
     fn config_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let start = offset as usize;
         let card = &mut self.world.cards()[self.index];
-        if !card.gone {
+        if !self.is_away(card) {
             card.config[start..start + data.len()].copy_from_slice(data);
         }
         Ok(())
@@ -984,6 +1007,7 @@ impl Backend for SoftwareCard {
     fn unmap(&self, iova: u64, length: u64) -> io::Result<()> {
         match self.world.cards()[self.index].maps.remove(&iova) {
             Some((size, _)) if size == length => Ok(()),
+            None if self.released.load(Ordering::SeqCst) => Ok(()),
             _ => Err(io::Error::other("no such mapping")),
         }
     }
@@ -997,6 +1021,18 @@ impl Backend for SoftwareCard {
     fn reset(&self) -> io::Result<()> {
         self.world.cards()[self.index].flr();
         Ok(())
+    }
+
+    fn set_request(&self, request: BorrowedFd<'_>) -> io::Result<bool> {
+        self.world.cards()[self.index].request = Some(File::from(request.try_clone_to_owned()?));
+        Ok(true)
+    }
+
+    fn release(&self) {
+        self.released.store(true, Ordering::SeqCst);
+        let card = &mut self.world.cards()[self.index];
+        card.flr();
+        card.maps.clear();
     }
 
     fn iova_ranges(&self) -> Vec<RangeInclusive<u64>> {
@@ -1094,8 +1130,12 @@ pub mod served {
             count: u32,
             fds: Vec<File>,
         ) -> Result<(), io::Error> {
+            if index == 4 {
+                self.world()[self.card.index].request = fds.into_iter().next();
+                return Ok(());
+            }
             if index != 2 {
-                return Err(io::Error::other("only MSI-X"));
+                return Err(io::Error::other("only MSI-X and the request"));
             }
             let mut cards = self.world();
             let irqs = &mut cards[self.card.index].irqs;

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! In: connections to `DIR/cardN.sock`. Out: PCI functions with regions, DMA, interrupts and reset, as the VFIO of a
-//! kernel gives them. One client per card; a second connection is refused in words that name the holder. When a client
+//! kernel gives them, and a request for the card back. One client per card; a second connection is refused in words that name the holder. When a client
 //! goes away, however it ends, its memory is unmapped, the function is reset and enumerated again, and the next may come. A
 //! client whose posted writes outrun the model waits in its own protocol thread.
 //!
@@ -24,9 +24,12 @@ use crate::{Error, room::Room, wire::dgram::Dgram};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::{
     fs, io,
-    os::unix::{
-        fs::{DirBuilderExt, MetadataExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::{
@@ -46,6 +49,7 @@ const CLEANING: Duration = Duration::from_secs(5);
 /// A room that is served.
 pub struct Server {
     sockets: Vec<PathBuf>,
+    holders: Vec<Arc<Holder>>,
     requests: mpsc::Sender<pace::Request>,
     stopping: Arc<AtomicBool>,
     port: Option<Dgram>,
@@ -63,6 +67,8 @@ struct Held {
     pid: i32,
     /// Its connection, to see whether it has ended before its own thread sees it.
     stream: UnixStream,
+    /// Where it hears that the card is wanted back.
+    request: Option<OwnedFd>,
 }
 
 impl Held {
@@ -91,10 +97,24 @@ impl Holder {
         match &*held {
             Some(holder) => Err(holder.pid),
             None => {
-                *held = Some(Held { pid, stream });
+                *held = Some(Held { pid, stream, request: None });
                 Ok(())
             }
         }
+    }
+
+    /// Where the client listens for the request for its card.
+    fn listen(&self, request: Option<OwnedFd>) {
+        if let Some(held) = self.lock().as_mut() {
+            held.request = request;
+        }
+    }
+
+    /// Asks the client for its card; whether one listens.
+    fn ask(&self) -> io::Result<bool> {
+        let held = self.lock();
+        let Some(request) = held.as_ref().and_then(|held| held.request.as_ref()) else { return Ok(false) };
+        Ok(rustix::io::write(request, &1u64.to_ne_bytes()).map(|_| true)?)
     }
 
     /// Hangs up if the client has not: whoever comes now waits.
@@ -125,6 +145,7 @@ impl Server {
         let stopping = Arc::new(AtomicBool::new(false));
         let mut server = Server {
             sockets: Vec::new(),
+            holders: Vec::new(),
             requests: requests.clone(),
             stopping: stopping.clone(),
             port: None,
@@ -134,7 +155,9 @@ impl Server {
             let path = directory.join(format!("card{card}.sock"));
             let listener = listen(&path).map_err(refuse(&path))?;
             server.sockets.push(path);
-            let door = protocol::Door { card, shape, requests: requests.clone(), holder: Arc::default() };
+            let holder = Arc::<Holder>::default();
+            server.holders.push(holder.clone());
+            let door = protocol::Door { card, shape, requests: requests.clone(), holder };
             let stopping = stopping.clone();
             std::thread::spawn(move || door.keep(&listener, &stopping));
         }
@@ -173,6 +196,15 @@ impl Server {
         let (reply, answer) = mpsc::channel();
         self.requests.send(pace::Request::Summary(reply)).ok()?;
         answer.recv_timeout(Duration::from_secs(10)).ok()
+    }
+
+    /// Asks whoever holds the card to let go of it, as a kernel does that is to remove it; false: nobody listens. Until the
+    /// client has gone nothing changes.
+    ///
+    /// # Errors
+    /// What the client listens at cannot be written.
+    pub fn want_back(&self, card: usize) -> io::Result<bool> {
+        self.holders.get(card).map_or(Ok(false), |holder| holder.ask())
     }
 
     /// Changes the room between two instants.

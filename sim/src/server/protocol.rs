@@ -48,6 +48,7 @@ const CONFIG_REGION: u32 = 7;
 const REGIONS: u32 = 9;
 const IRQ_KINDS: u32 = 5;
 const MSIX: u32 = 2;
+const REQUEST: u32 = 4;
 const CONFIG_BYTES: u64 = 4096;
 const VERSION: u16 = 1;
 /// BAR registers in configuration space. Where the BARs are is the host's: a client sees a copy of its own.
@@ -405,13 +406,13 @@ impl Client<'_> {
                 body.extend_from_slice(&0u64.to_ne_bytes());
                 Ok(body)
             }
-            // DEVICE_GET_IRQ_INFO: MSI-X, and one error and one request notice that never come
+            // DEVICE_GET_IRQ_INFO: MSI-X, the request for the card, and an error notice that never comes
             7 => {
                 let (_, _, kind) = (fields.u32()?, fields.u32()?, fields.u32()?);
                 let (flags, count) = match kind {
                     // eventfd, not resizable
                     MSIX => (1 | 1 << 3, shape.vectors),
-                    3 | 4 => (1, 1),
+                    3 | REQUEST => (1, 1),
                     0 | 1 => (1, 0),
                     _ => return Err(invalid("there is no such kind of interrupt")),
                 };
@@ -493,8 +494,12 @@ impl Client<'_> {
         if flags & BOOL != 0 {
             return Err(io::Error::from_raw_os_error(libc::ENOTSUP));
         }
+        if kind == REQUEST && (flags & EVENTFD != 0 || count == 0) {
+            self.door.holder.listen(descriptors.into_iter().next());
+            return Ok(());
+        }
         if kind != MSIX {
-            // Errors and release requests never come; connecting them is no mistake.
+            // Errors never come; connecting them is no mistake.
             return Ok(());
         }
         let end = first.checked_add(count).filter(|end| *end <= self.door.shape.vectors);

@@ -1,13 +1,13 @@
 //! `verbena perftest`: the other end of perftest's `ib_send_bw`, `ib_write_lat` and their kin, unmodified.
 //!
 //! ```text
-//! TCP: version (16 bytes), two sizes (4 each), path MTU (2), keys (108) of each QP, keys two or three times more as they stand
+//! TCP: version (16 bytes), two sizes (4 each), path MTU (2), keys (108) of each QP, of each once more, as they stand
 //! RC:  what the test does: the connecting side asks; in ib_send_lat and ib_write_lat both send in turn
 //! TCP: after ib_write_bw and ib_read_bw keys and its figures (5 of 8 bytes); after all but ib_write_lat keys
 //! ```
 //! In all of TCP the connecting side says something and the listening one answers in kind. So the listening end needs to know
 //! how long each message is, but not how many keys there are: it answers keys by keys and gives all else back, which is the same
-//! version, size and MTU, and figures that nobody prints. Keys behind those of the QPs are always the first QP's.
+//! version, size and MTU, and figures that nobody prints. Keys behind those are the first QP's, once or twice.
 //! Out: every completion and length is checked, and that all of it came; perftest itself looks at no bytes. The connecting end
 //! keeps the order of Debian 13's, 25.01.
 
@@ -164,6 +164,8 @@ impl Heard {
 struct End<'a> {
     args: &'a PerftestArgs,
     lanes: Vec<Lane<'a>>,
+    /// Keys that the listening end has answered.
+    told: usize,
 }
 
 /// A QP of this end.
@@ -185,7 +187,7 @@ pub fn run(args: &PerftestArgs) -> anyhow::Result<()> {
     ensure!(args.qps == 1 || args.test.is_bandwidth(), "only a bandwidth test has several QPs");
     let context = args.peer.card()?;
     let lanes = (0..args.qps).map(|nth| Lane::open(args, &context, nth)).collect::<anyhow::Result<_>>()?;
-    let mut end = End { args, lanes };
+    let mut end = End { args, lanes, told: 0 };
     let before = sent(context.device())?;
     let place = args.peer.place()?;
     let stream = place.meet()?;
@@ -252,9 +254,15 @@ impl End<'_> {
 
     /// What this end tells a peer that tells these keys.
     fn answer_keys(&mut self, peer: Keys) -> anyhow::Result<Keys> {
-        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.peer.is_none()) {
-            lane.connect(peer)?;
-            return Ok(lane.own);
+        let (nth, qps) = (self.told, self.lanes.len());
+        self.told += 1;
+        if nth < qps {
+            self.lanes[nth].connect(peer)?;
+            return Ok(self.lanes[nth].own);
+        }
+        // then of each once more; what comes later is the first QP's
+        if nth > qps && nth < 2 * qps {
+            return Ok(self.lanes[nth - qps].own);
         }
         let first = &mut self.lanes[0];
         // it stands at both ends, or will soon: ib_write_lat's listening end begins
@@ -283,10 +291,12 @@ impl End<'_> {
             let answer = tell(&lane.own.pack())?;
             lane.connect(Keys::parse(&answer).context("the peer's keys")?)?;
         }
+        // once more for each QP, which is what the other end prints and keeps
+        self.lanes.iter().try_for_each(|lane| tell(&lane.own.pack()).map(drop))?;
         let keys = self.lanes[0].own.pack();
         let reports = matches!(self.args.test, Test::WriteBw | Test::ReadBw);
-        // once for the QP, once when it stands, once more where receives were posted, or are usual
-        (0..if reports { 2 } else { 3 }).try_for_each(|_| tell(&keys).map(drop))?;
+        // once when they stand, once more where receives were posted, or are usual
+        (0..if reports { 1 } else { 2 }).try_for_each(|_| tell(&keys).map(drop))?;
         let iters = self.args.iters;
         match self.args.test {
             // the other end begins

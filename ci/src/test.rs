@@ -4,7 +4,7 @@
 //! counts the steps.
 
 use crate::{
-    Args, Task, bench, board, captures, generate, install, interop, run, spec,
+    Args, Task, bench, board, captures, ecp5, generate, install, interop, run, spec,
     step::{Steps, Verdict},
     story, synth, tools,
 };
@@ -50,5 +50,6 @@ fn test(args: Args) -> anyhow::Result<()> {
     steps.step("eight exchanges with Linux", interop::sample);
     steps.step("coarse synthesis", || synth::synth("small", false));
     steps.step("project of alveo-u55c", || board::project("alveo-u55c", false).map(|()| Verdict::Passed));
+    steps.step("bitstream of ecp5-versa", ecp5::sample);
     steps.close()
 }

@@ -177,6 +177,7 @@ impl Config {
             transmit_buffer_bytes: 16384,
             transmit_slots: 8,
             misses: 2,
+            core_clock_khz: 62_500,
             ..Config::small()
         }
     }

@@ -196,12 +196,13 @@ impl Module for Target {
         mac.rxd.assign(&io.rxd);
         mac.rx_control.assign(&io.rx_control);
 
-        // who we are: the switches as they were in reset
-        let pins: Vec<Sig> = (0..8)
-            .rev()
-            .map(|i| hdl::synchronise(&format!("switch_{i}"), delay(&format!("pin_{i}"), io.switches.bit(i))))
-            .collect();
-        let switches = cat(&pins);
+        // who we are: the switches as they were in reset, which therefore does not reach them
+        let awake = Domain::new(Domain::implicit().clock(), None);
+        let switch = |i: u32| {
+            let pin = delay(&format!("pin_{i}"), io.switches.bit(i));
+            hdl::synchronise(&format!("switch_{i}"), pin)
+        };
+        let switches = awake.within(|| cat(&(0..8).rev().map(switch).collect::<Vec<_>>()));
         let number = reg("address_switches", ADDRESS_SWITCHES);
         when(Domain::implicit().reset(), || number.set(switches.bits(0, ADDRESS_SWITCHES)));
         let ends_in = |base: u64, bits: u32| lit(bits, base) | number.extend(bits);

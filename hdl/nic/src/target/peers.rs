@@ -112,7 +112,7 @@ impl Module for Peers {
         format!("Peers of the queue pairs of a target: written by control, {} readers.", self.readers)
     }
     fn body(&self, io: &PeersIo) {
-        let memory = Memory::new("peers", self.config.qps, Peer::total_width(&())).ignoring_collisions();
+        let memory = Memory::new("entries", self.config.qps, Peer::total_width(&())).ignoring_collisions();
         memory.write(io.write.valid, io.write.qp, io.write.peer.to_bits());
         for (i, (address, entry)) in io.address.iter().zip(&io.entry).enumerate() {
             entry.set(memory.read(&format!("read_{i}"), high(), *address));

@@ -155,7 +155,7 @@ impl Config {
             ..Config::small()
         }
     }
-    /// The responder of [`crate::target`]: 64 bit at 62.5 MHz or more, Gigabit Ethernet, 8 QPs of which QPN 2 to 7 are given out.
+    /// The responder of [`crate::standalone`]: 64 bit at 62.5 MHz or more, Gigabit Ethernet, 8 QPs of which QPN 2 to 7 are given out.
     /// What a host has (command, doorbell, fetch, completion) is not in it, whatever the sizes here say.
     pub fn target() -> Config {
         Config {

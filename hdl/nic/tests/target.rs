@@ -19,7 +19,7 @@ use frames::{Choices, crc32, lint, with_fcs};
 use hdl::{Style, elaborate};
 use nic::Config;
 use nic::boards::ecp5_versa::Ecp5Versa;
-use nic::target::{IPV4_ADDRESS, MAC_ADDRESS, Target};
+use nic::standalone::{IPV4_ADDRESS, MAC_ADDRESS, Target};
 use peer::{Address, Completion, Endpoint, Landing, QpParams, SendOp, SendWr};
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;

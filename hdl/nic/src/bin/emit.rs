@@ -15,7 +15,7 @@ use nic::{
         us_pcie_bench::UsPcieBench,
     },
     nic::Nic,
-    target::Target,
+    standalone::Target,
 };
 use std::path::PathBuf;
 use std::process::ExitCode;

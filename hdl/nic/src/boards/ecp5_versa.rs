@@ -15,7 +15,7 @@
 
 use crate::boards::ecp5::{Pll, input_pins, output_pins};
 use crate::config::Config;
-use crate::target::Target;
+use crate::standalone::Target;
 use hdl::{Bundle, Domain, Module, Ports, Sig, delay, instance, low, reg, synchronise, when};
 
 /// Core clocks of a reset, log2: 33 ms.

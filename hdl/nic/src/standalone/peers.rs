@@ -9,7 +9,7 @@
 
 use crate::config::Config;
 use crate::rx::verify::ipv4_gid;
-use crate::target::Identity;
+use crate::standalone::Identity;
 use contract::context::{MrEntryBits, QpAddressesBits, QpPathBits, QpQueuesBits, QpRightsBits};
 use contract::target::{ControlQueue, TargetPins};
 use contract::verbs::access;

@@ -29,8 +29,8 @@ use crate::flow::FrameBeat;
 use crate::prim::fifo::buffer;
 use crate::qp::Initialise;
 use crate::rx::packet_buffer::Release;
-use crate::target::Identity;
-use crate::target::peers::{FIRST_QP, LOG_MEMORY, MAX_READS, MEMORY_KEY, PINS_KEY, Peer, PeerWrite};
+use crate::standalone::Identity;
+use crate::standalone::peers::{FIRST_QP, LOG_MEMORY, MAX_READS, MEMORY_KEY, PINS_KEY, Peer, PeerWrite};
 use contract::PathMtu;
 use contract::target::{
     BURST, CONTROL_PORT, ControlHead, ControlOperation, ControlQueue, ControlStatus, DATAGRAM, MAGIC,

@@ -21,7 +21,7 @@
 use crate::config::Config;
 use crate::flow::{Exchange, PayloadWrite, ReadClient, ReadData, ReadDone, ReadRequest, Wake};
 use crate::qp::{Executed, Initialise, Operands, Outcome, StateShape, StateWrite};
-use crate::target::peers::LOG_MEMORY;
+use crate::standalone::peers::LOG_MEMORY;
 use hdl::{
     Bundle, EnumSig, HwEnum, Memory, Module, Ports, Sig, Stream, cat, delay, delay_init, high, lit, low, mux,
     reg, reg_init, select, when,

@@ -82,8 +82,11 @@ impl Module for RgmiiTransmit {
         let fast = io.speed.bit(1);
         // clocks of this nibble so far; which nibble
         let (clocks, upper) = (reg_init("clocks", 6, 0), reg_init("upper_nibble", 1, 0));
-        let [medium, slow] = PERIODS.map(|n| lit(6, n - 1));
-        let over = (fast | clocks.ge(mux(io.speed.bit(0), medium, slow))).named("nibble_over");
+        let [medium, slow] = PERIODS.map(|n| lit(6, n - 2));
+        // the comparison has a clock of its own: `taken` reaches far into the MAC
+        let ends = reg_init("nibble_ends", 1, 0);
+        let over = (fast | ends).named("nibble_over");
+        ends.set(!over & clocks.ge(mux(io.speed.bit(0), medium, slow)));
         clocks.set(mux(over, lit(6, 0), clocks + 1));
         when(over, || upper.set(!upper & !fast));
         io.taken.set(over & (upper | fast));

@@ -11,13 +11,14 @@
 //! `--cosim`: the card's PCIe part, from emitted RTL, against the model of the hard core in cocotbext-pcie, by Verilator.
 //! In: the tree. Out: the folder; a failure that names what is wrong. `--update` writes the recording. Without
 //! `--project` and `--cosim`: both.
+//! ECP5-5G Versa: see [`crate::ecp5`].
 
 use std::{ffi::OsStr, fmt::Write, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
 
-use crate::{Args, Task, install, run, synth, usage};
+use crate::{Args, Task, ecp5, install, run, synth, usage};
 
 /// Boards with Vivado projects.
 const BOARDS: [&str; 1] = ["alveo-u55c"];
@@ -36,25 +37,31 @@ const FILES: [&str; 8] = [
 /// The task `board`.
 pub const TASK: Task = Task {
     name: "board",
-    args: "alveo-u55c [--project [--update]] [--cosim [--only TEST]]",
-    about: "the Vivado project of a board, checked against the RTL with recorded stubs; its PCIe shim in co-simulation",
+    args: "alveo-u55c [--project [--update]] [--cosim [--only TEST]] | ecp5-versa [--update] [--again] [--cosim [--only TEST]]",
+    about: "alveo-u55c: its Vivado project, checked against the RTL with recorded stubs; ecp5-versa: its bitstream; the edge of either in co-simulation",
     needs: &["constraints/alveo-u55c"],
     run: |mut args: Args| {
         let (mut board, mut update, mut only) = (None, false, None);
-        let (mut projects, mut simulates) = (false, false);
+        let (mut projects, mut simulates, mut again) = (false, false, false);
         while let Some(arg) = args.next()? {
             match arg {
                 Long("project") => projects = true,
                 Long("cosim") => simulates = true,
                 Long("only") => only = Some(args.value()?),
                 Long("update") => update = true,
+                Long("again") => again = true,
                 Value(name) if board.is_none() => board = Some(name.string()?),
                 other => return Err(other.unexpected().into()),
             }
         }
-        let board = board.filter(|name| BOARDS.contains(&name.as_str()));
-        let board = board.ok_or_else(|| usage(format!("name a board: {}", BOARDS.join(", "))))?;
+        let known = |name: &String| BOARDS.contains(&name.as_str()) || name == ecp5::BOARD;
+        let board = board.filter(known);
+        let board =
+            board.ok_or_else(|| usage(format!("name a board: {}, {}", BOARDS.join(", "), ecp5::BOARD)))?;
         install::install(false)?;
+        if board == ecp5::BOARD {
+            return if simulates { ecp5::cosim(only.as_deref()) } else { ecp5::bitstream(update, again) };
+        }
         if projects || !simulates {
             project(&board, update)?;
         }
@@ -66,26 +73,35 @@ pub const TASK: Task = Task {
 };
 
 /// Emits `board` into `rtl`.
-fn emit(board: &str, rtl: &Path) -> Result<()> {
+pub(crate) fn emit(board: &str, rtl: &Path) -> Result<()> {
     let args = ["run", "--package", "nic", "--bin", "emit", "--", "--board", board, "--out"];
     run::show(run::cargo(args).arg(rtl))
 }
 
 /// The PCIe part of the card against cocotbext-pcie; `only` one test.
 fn cosim(only: Option<&OsStr>) -> Result<()> {
+    simulate("us-pcie-bench", &[], "us_pcie_bench", "us_pcie.py", only)
+}
+
+/// The test file `test` of `hdl/nic/cosim` against module `top`: the RTL of `board` and the files `also` beside it.
+pub(crate) fn simulate(
+    board: &str,
+    also: &[&str],
+    top: &str,
+    test: &str,
+    only: Option<&OsStr>,
+) -> Result<()> {
     let python = synth::python("cosim", "ci/tools/cosim.txt", "cocotb")?;
-    let folder = run::target().join("boards/us-pcie-bench");
+    let folder = run::target().join("boards").join(board);
     let rtl = folder.join("rtl");
-    emit("us-pcie-bench", &rtl)?;
+    emit(board, &rtl)?;
+    let bench = |file: &str| format!("hdl/nic/cosim/{file}");
     let mut cosim = run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/cosim".as_ref()]);
-    cosim.arg("--rtl").arg(&rtl).args([
-        "--top",
-        "us_pcie_bench",
-        "--test",
-        "hdl/nic/cosim/us_pcie.py",
-        "--build",
-    ]);
-    cosim.arg(folder.join("model"));
+    cosim.arg("--rtl").arg(&rtl);
+    for file in also {
+        cosim.args(["--also", &bench(file)]);
+    }
+    cosim.args(["--top", top, "--test", &bench(test), "--build"]).arg(folder.join("model"));
     if let Some(only) = only {
         cosim.arg("--only").arg(only);
     }

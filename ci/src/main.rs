@@ -14,6 +14,7 @@ mod bench;
 mod board;
 mod captures;
 mod demo;
+mod ecp5;
 mod fresh;
 mod formal;
 mod fuzz;

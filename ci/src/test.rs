@@ -6,7 +6,7 @@
 use std::thread;
 
 use crate::{
-    Args, Task, bench, board, captures, generate, install, interop, run, spec,
+    Args, Task, bench, board, captures, ecp5, generate, install, interop, run, spec,
     step::{Steps, Verdict},
     story, synth, tools,
 };
@@ -62,5 +62,6 @@ fn test(args: Args) -> anyhow::Result<()> {
     // the two cores are free now, which a kernel in an emulated PC is glad of
     steps.step("eight exchanges with Linux", interop::sample);
     steps.step("project of alveo-u55c", || board::project("alveo-u55c", false).map(|()| Verdict::Passed));
+    steps.step("bitstream of ecp5-versa", ecp5::sample);
     steps.close()
 }

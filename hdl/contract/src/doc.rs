@@ -10,7 +10,7 @@ use crate::layout::{Codes, Layout, Order};
 use crate::opcode::Opcode;
 use crate::register::{REGISTERS, Reset};
 use crate::reject::Reject;
-use crate::{LAYOUT_HASH, doorbell};
+use crate::{LAYOUT_HASH, doorbell, target};
 
 /// Writes the page.
 pub fn write_page(out: &mut impl Write) -> Result {
@@ -53,6 +53,23 @@ pub fn write_page(out: &mut impl Write) -> Result {
             "Reject" => write_rejects(out, codes)?,
             _ => write_codes(out, codes)?,
         }
+    }
+    write_target(out)
+}
+
+fn write_target(out: &mut impl Write) -> Result {
+    writeln!(out, "\n## Control port of a target (UDP port {})\n", target::CONTROL_PORT)?;
+    writeln!(
+        out,
+        "Version {}: one datagram of {} bytes each way, `ControlHead` and one of the others. Not part of the layout hash.",
+        target::VERSION,
+        target::DATAGRAM
+    )?;
+    for layout in target::LAYOUTS {
+        write_layout(out, layout)?;
+    }
+    for codes in target::CODES {
+        write_codes(out, codes)?;
     }
     Ok(())
 }

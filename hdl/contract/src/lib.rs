@@ -30,6 +30,7 @@ pub mod reject;
 pub mod register;
 pub mod trace;
 pub mod flash;
+pub mod target;
 pub mod hash;
 pub mod doc;
 

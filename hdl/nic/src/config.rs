@@ -6,13 +6,26 @@ use contract::ring::{MAX_INLINE, MAX_SGE, SEND_FETCH_BYTES};
 use contract::trace::WINDOW_ENTRIES;
 use hdl::index_width;
 
+/// What the MAC speaks on its line side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    /// 10 Gigabit: 64-bit XGMII.
+    Xgmii,
+    /// 100 Gigabit: the streams of the hard CMAC.
+    Cmac,
+    /// 10, 100 or 1000 Mb/s: bytes, as of GMII; [`crate::mac::rgmii`] makes RGMII of them.
+    Gmii,
+}
+
 /// Sizes and features of a card. Powers of two where said; checked by [`Config::validate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Name of the configuration, part of the top module's name.
     pub name: &'static str,
-    /// Bytes per beat of the frame and TLP streams: 8 (10 GbE, XGMII) or 64 (100 GbE, CMAC).
+    /// Bytes per beat of the frame and TLP streams: 8 or 64.
     pub data_bytes: u32,
+    /// What the MAC speaks: at 64 bytes CMAC, at 8 one of the others.
+    pub line: Line,
     /// Queue pairs (power of two). QPN = index.
     pub qps: u32,
     /// Memory regions (power of two). Key = index << 8 | tag.
@@ -82,6 +95,7 @@ impl Config {
         Config {
             name: "small",
             data_bytes: 8,
+            line: Line::Xgmii,
             qps: 64,
             mrs: 256,
             cqs: 64,
@@ -120,6 +134,7 @@ impl Config {
         Config {
             name: "full",
             data_bytes: 64,
+            line: Line::Cmac,
             read_tags: 256,
             // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
             cplh: 256,
@@ -137,6 +152,32 @@ impl Config {
             // 1.1 microseconds of packets, one per 4.5 clocks
             transmit_slots: 64,
             trace_entries: WINDOW_ENTRIES,
+            ..Config::small()
+        }
+    }
+    /// The responder of [`crate::standalone`]: 64 bit at 62.5 MHz or more, Gigabit Ethernet, 8 QPs of which QPN 2 to 7 are given out.
+    /// What a host has (command, doorbell, fetch, completion) is not in it, whatever the sizes here say.
+    pub fn target() -> Config {
+        Config {
+            name: "target",
+            line: Line::Gmii,
+            qps: 8,
+            mrs: 4,
+            cqs: 2,
+            eqs: 2,
+            vectors: 2,
+            pages: 2,
+            records: 2,
+            reads: 2,
+            // 4 of each QP
+            responses: 32,
+            receive_slots: 2,
+            packet_buffer_bytes: 16384,
+            packet_slots: 16,
+            transmit_buffer_bytes: 16384,
+            transmit_slots: 8,
+            misses: 2,
+            core_clock_khz: 62_500,
             ..Config::small()
         }
     }
@@ -158,7 +199,7 @@ impl Config {
     }
     /// Bytes of FCS at the end of a frame from the mac: the CMAC keeps them to itself.
     pub fn fcs_bytes(&self) -> u32 {
-        if self.data_bytes == 8 { 4 } else { 0 }
+        if self.line == Line::Cmac { 0 } else { 4 }
     }
     /// Bits of a beat.
     pub fn data_bits(&self) -> u32 {
@@ -272,6 +313,12 @@ impl Config {
         }
         if self.data_bytes != 8 && self.data_bytes != 64 {
             return Err(format!("config `{}`: data_bytes = {} must be 8 or 64", self.name, self.data_bytes));
+        }
+        if (self.line == Line::Cmac) != (self.data_bytes == 64) {
+            return Err(format!(
+                "config `{}`: line = {:?} does not go with data_bytes = {}",
+                self.name, self.line, self.data_bytes
+            ));
         }
         // what the flash answers must have come through its synchroniser
         if self.flash_half_clocks != 0 && self.flash_half_clocks < 4 {

@@ -23,6 +23,7 @@ pub mod pcie;
 pub mod mac;
 pub mod prim;
 pub mod nic;
+pub mod standalone;
 pub mod shims;
 pub mod boards;
 

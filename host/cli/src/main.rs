@@ -11,6 +11,7 @@
 //! verbena selftest                whether cards, machine and driver do what they promise
 //! verbena ip                      a card's own addresses; ARP, ND and ping answered or sent
 //! verbena flash                   the configuration flash of a board: identify, write, verify, erase, boot
+//! verbena target                  an RDMA endpoint without a host: its queue pairs, keys and counters
 //! verbena trace                   a request through every stage of two cards: timeline, where its time went
 //! verbena sim                     simulated cards for other processes
 //! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
@@ -35,6 +36,7 @@ mod pingpong;
 mod selftest;
 #[cfg(feature = "sim")]
 mod sim;
+mod target;
 mod trace;
 
 use clap::{Parser, Subcommand};
@@ -71,6 +73,8 @@ enum Command {
     Ip(ip::IpArgs),
     /// Write a bitstream into the configuration flash of a board, and see what is in it.
     Flash(flash::FlashArgs),
+    /// Make, end and look at the queue pairs of an RDMA endpoint without a host.
+    Target(target::TargetArgs),
     /// Follow requests through every stage of two cards: a timeline for ui.perfetto.dev, and where the time went.
     Trace(trace::TraceArgs),
     /// Simulate one or two cards on a wire, for other processes.
@@ -110,6 +114,7 @@ fn main() -> ExitCode {
         Command::Selftest(args) => selftest::run(&args),
         Command::Ip(args) => ip::run(&args),
         Command::Flash(args) => flash::run(&args),
+        Command::Target(args) => target::run(&args),
         Command::Trace(args) => trace::run(&args),
         #[cfg(feature = "sim")]
         Command::Sim(args) => sim::run(&args),

@@ -1,19 +1,26 @@
 //! Emits the card as SystemVerilog: `emit --config small --out DIR` writes one file per module into DIR, children
 //! first in `files.f`, and nothing else there. `emit --board alveo-u55c --out DIR` does so with the top of a board, and
-//! writes `stubs.v`: empty modules for its hard blocks, for tools that do not have them. `us-pcie-bench` is the PCIe part alone,
-//! for co-simulation.
+//! writes `stubs.v`: empty modules for its hard blocks, for tools that do not have them. `us-pcie-bench` is the PCIe part alone
+//! and `ecp5-versa-bench` a board with a short reset, for co-simulation; `rgmii-loop` a MAC alone at the pins of an ECP5, `target` an endpoint
+//! without pins.
 
 use hdl::{Style, elaborate};
 use nic::{
     Config,
-    boards::{alveo_u55c::AlveoU55c, cell, us_pcie_bench::UsPcieBench},
+    boards::{
+        alveo_u55c::AlveoU55c,
+        cell,
+        ecp5_versa::{Ecp5Versa, LOG_RESET},
+        rgmii_loop::RgmiiLoop,
+        us_pcie_bench::UsPcieBench,
+    },
     nic::Nic,
+    standalone::Target,
 };
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-const USAGE: &str =
-    "usage: emit --config small|full --out DIR, or emit --board alveo-u55c|us-pcie-bench --out DIR";
+const USAGE: &str = "usage: emit --config small|full --out DIR, or emit --board alveo-u55c|us-pcie-bench|ecp5-versa|ecp5-versa-bench|rgmii-loop|target --out DIR";
 
 fn main() -> ExitCode {
     match run() {
@@ -46,6 +53,10 @@ fn run() -> Result<(), String> {
         "" => elaborate(&Nic(config)),
         "alveo-u55c" => elaborate(&AlveoU55c),
         "us-pcie-bench" => elaborate(&UsPcieBench),
+        "target" => elaborate(&Target(Config::target())),
+        "rgmii-loop" => elaborate(&RgmiiLoop),
+        "ecp5-versa" => elaborate(&Ecp5Versa { log_reset: LOG_RESET }),
+        "ecp5-versa-bench" => elaborate(&Ecp5Versa { log_reset: 8 }),
         other => return Err(format!("no board `{other}`; {USAGE}")),
     };
     let design = design.map_err(|e| e.to_string())?;

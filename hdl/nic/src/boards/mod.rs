@@ -3,5 +3,8 @@
 
 pub mod alveo_u55c;
 pub mod cell;
+pub mod ecp5;
+pub mod ecp5_versa;
 pub mod us_pcie_bench;
 pub mod reload;
+pub mod rgmii_loop;

@@ -1,25 +1,31 @@
-//! The line: 10 Gigabit Ethernet over 64-bit XGMII, or the hard 100 Gigabit MAC of UltraScale+ (CMAC) at 512 bit.
+//! The line: 10 Gigabit Ethernet over 64-bit XGMII, Gigabit and slower as bytes (GMII), or the hard 100 Gigabit MAC of
+//! UltraScale+ (CMAC) at 512 bit.
 //!
 //! ```text
 //!   core clock                                                      transmit clock
-//! transmit ---> FIFO of whole frames ---- count of whole frames ---> transmitter ---> XGMII, or tx_axis of the CMAC
+//! transmit ---> FIFO of whole frames ---- count of whole frames ---> transmitter ---> XGMII, bytes, or tx_axis of the CMAC
 //!                                                                   receive clock
-//! receive <---- FIFO <--------------------------------------------- receiver <------- XGMII, or rx_axis of the CMAC
+//! receive <---- FIFO <--------------------------------------------- receiver <------- XGMII, bytes, or rx_axis of the CMAC
 //! ```
 //! `transmit` takes frames without FCS and back-pressures; a frame starts on the line only when all of it is in the
 //! FIFO, so it never runs dry whatever the core does (store and forward: 4 KiB are 512 beats of core time at 64 bit, 64 at
-//! 512). `receive` gives frames with an `error` flag, with FCS from XGMII and without from the CMAC; when the core does not
+//! 512). `receive` gives frames with an `error` flag, without FCS from the CMAC and with it from the others; when the core does not
 //! take them, whole frames are lost and each is reported by a last beat of 0 bytes (see [`overrun`]). All three
 //! resets overlap at power-up; none may come alone.
 
 pub mod cmac_receive;
 pub mod cmac_transmit;
+pub mod gmii_receive;
+pub mod gmii_transmit;
+pub mod mdio;
 pub mod overrun;
 pub mod pins;
 pub mod receive;
+pub mod rgmii;
+pub mod rgmii_mac;
 pub mod transmit;
 
-use crate::config::Config;
+use crate::config::{Config, Line};
 use crate::flow::FrameBeat;
 use crate::prim::async_fifo::{AsyncFifo, binary, gray};
 use hdl::{Bundle, Domain, Module, Ports, Sig, Stream, index_width, instance, reg_init, synchronise, when};
@@ -38,7 +44,7 @@ pub struct Mac(pub Config);
 #[derive(Ports)]
 #[ports(Mac)]
 pub struct MacIo {
-    /// Clock of the transmitter: 156.25 MHz of XGMII, 322.27 MHz of the CMAC.
+    /// Clock of the transmitter: 156.25 MHz of XGMII, 125 MHz of GMII, 322.27 MHz of the CMAC.
     #[input]
     pub tx_clock: Sig,
     /// Its reset.
@@ -73,7 +79,11 @@ impl Module for Mac {
         format!("mac_{}", self.0.name)
     }
     fn doc(&self) -> String {
-        let kind = if self.0.data_bytes == 8 { "10 Gigabit, 64-bit XGMII" } else { "100 Gigabit, the CMAC" };
+        let kind = match self.0.line {
+            Line::Xgmii => "10 Gigabit, 64-bit XGMII",
+            Line::Gmii => "Gigabit and slower, bytes",
+            Line::Cmac => "100 Gigabit, the CMAC",
+        };
         format!("Ethernet line ({kind}), with the crossings to the core clock.")
     }
     fn body(&self, io: &MacIo) {
@@ -161,7 +171,14 @@ impl Transmitter {
                 txc.set(t.txc);
                 Transmitter { frame: t.frame, whole: t.whole, started: t.started, left: t.left }
             }
-            (LineOut::Cmac(_), LineIn::Xgmii { .. }) => unreachable!("pins of one configuration"),
+            (LineOut::Gmii { txd, tx_en }, LineIn::Gmii { tx_taken, .. }) => {
+                let t = instance("transmitter", &gmii_transmit::GmiiTransmit(c.clone()));
+                txd.set(t.txd);
+                tx_en.set(t.tx_en);
+                t.taken.set(tx_taken);
+                Transmitter { frame: t.frame, whole: t.whole, started: t.started, left: t.left }
+            }
+            (LineOut::Cmac(_) | LineOut::Gmii { .. }, _) => unreachable!("pins of one configuration"),
         }
     }
 }
@@ -181,6 +198,13 @@ impl Receiver {
                 let r = instance("receiver", &receive::Receive(c.clone()));
                 r.rxd.set(rxd);
                 r.rxc.set(rxc);
+                Receiver { valid: r.valid, frame: r.frame, room: r.room }
+            }
+            LineIn::Gmii { rx_valid, rxd, rx_dv, rx_er, .. } => {
+                let r = instance("receiver", &gmii_receive::GmiiReceive(c.clone()));
+                for (to, from) in [(r.step, rx_valid), (r.rxd, rxd), (r.rx_dv, rx_dv), (r.rx_er, rx_er)] {
+                    to.set(from);
+                }
                 Receiver { valid: r.valid, frame: r.frame, room: r.room }
             }
             LineIn::Cmac { rx, .. } => {

@@ -1,0 +1,1 @@
+// Nothing beside the emitted modules.

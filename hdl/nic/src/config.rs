@@ -24,8 +24,8 @@ pub struct Config {
     pub name: &'static str,
     /// Bytes per beat of the frame and TLP streams: 8 or 64.
     pub data_bytes: u32,
-    /// What the MAC speaks: at 64 bytes CMAC, at 8 one of the others.
-    pub line: Line,
+    /// The MAC speaks GMII instead of XGMII; at 8 bytes only.
+    pub gmii: bool,
     /// Queue pairs (power of two). QPN = index.
     pub qps: u32,
     /// Memory regions (power of two). Key = index << 8 | tag.
@@ -95,7 +95,7 @@ impl Config {
         Config {
             name: "small",
             data_bytes: 8,
-            line: Line::Xgmii,
+            gmii: false,
             qps: 64,
             mrs: 256,
             cqs: 64,
@@ -134,7 +134,6 @@ impl Config {
         Config {
             name: "full",
             data_bytes: 64,
-            line: Line::Cmac,
             read_tags: 256,
             // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
             cplh: 256,
@@ -160,7 +159,7 @@ impl Config {
     pub fn target() -> Config {
         Config {
             name: "target",
-            line: Line::Gmii,
+            gmii: true,
             qps: 8,
             mrs: 4,
             cqs: 2,
@@ -197,9 +196,17 @@ impl Config {
     pub fn with_flash(self) -> Config {
         Config { flash_half_clocks: 8, ..self }
     }
+    /// What the MAC speaks.
+    pub fn line(&self) -> Line {
+        match self.data_bytes {
+            8 if self.gmii => Line::Gmii,
+            8 => Line::Xgmii,
+            _ => Line::Cmac,
+        }
+    }
     /// Bytes of FCS at the end of a frame from the mac: the CMAC keeps them to itself.
     pub fn fcs_bytes(&self) -> u32 {
-        if self.line == Line::Cmac { 0 } else { 4 }
+        if self.line() == Line::Cmac { 0 } else { 4 }
     }
     /// Bits of a beat.
     pub fn data_bits(&self) -> u32 {
@@ -314,10 +321,10 @@ impl Config {
         if self.data_bytes != 8 && self.data_bytes != 64 {
             return Err(format!("config `{}`: data_bytes = {} must be 8 or 64", self.name, self.data_bytes));
         }
-        if (self.line == Line::Cmac) != (self.data_bytes == 64) {
+        if self.gmii && self.data_bytes != 8 {
             return Err(format!(
-                "config `{}`: line = {:?} does not go with data_bytes = {}",
-                self.name, self.line, self.data_bytes
+                "config `{}`: gmii goes with data_bytes = 8, not {}",
+                self.name, self.data_bytes
             ));
         }
         // what the flash answers must have come through its synchroniser

@@ -184,7 +184,7 @@ pub fn run(args: &TargetArgs) -> anyhow::Result<()> {
             (qpn, status, said)
         }
         Action::Create { qpn, peer_qpn, psn, gid, mtu } => {
-            let path_mtu = PathMtu::ALL.iter().find(|m| m.bytes() as u32 == mtu);
+            let path_mtu = PathMtu::ALL.iter().find(|m| m.bytes() == mtu);
             let path_mtu =
                 path_mtu.with_context(|| format!("{mtu} is no path MTU: 256 to 4096, a power of two"))?;
             let qpn = match qpn {

@@ -79,7 +79,7 @@ impl Module for Mac {
         format!("mac_{}", self.0.name)
     }
     fn doc(&self) -> String {
-        let kind = match self.0.line {
+        let kind = match self.0.line() {
             Line::Xgmii => "10 Gigabit, 64-bit XGMII",
             Line::Gmii => "Gigabit and slower, bytes",
             Line::Cmac => "100 Gigabit, the CMAC",

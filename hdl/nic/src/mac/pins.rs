@@ -107,7 +107,7 @@ impl Bundle for LineOut {
     type Shape = Config;
     #[track_caller]
     fn build(c: &Config, _: &str, make: &mut dyn FnMut(&str, u32) -> Sig) -> Self {
-        match c.line {
+        match c.line() {
             Line::Xgmii => LineOut::Xgmii { txd: make("xgmii_txd", 64), txc: make("xgmii_txc", 8) },
             Line::Gmii => LineOut::Gmii { txd: make("gmii_txd", 8), tx_en: make("gmii_tx_en", 1) },
             Line::Cmac => LineOut::Cmac(Axis::build(c, "tx_axis", make)),
@@ -126,7 +126,7 @@ impl Bundle for LineIn {
     type Shape = Config;
     #[track_caller]
     fn build(c: &Config, _: &str, make: &mut dyn FnMut(&str, u32) -> Sig) -> Self {
-        match c.line {
+        match c.line() {
             Line::Xgmii => LineIn::Xgmii { rxd: make("xgmii_rxd", 64), rxc: make("xgmii_rxc", 8) },
             Line::Gmii => LineIn::Gmii {
                 tx_taken: make("gmii_tx_taken", 1),

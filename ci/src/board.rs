@@ -13,7 +13,12 @@
 //! `--project` and `--cosim`: both.
 //! ECP5-5G Versa: see [`crate::ecp5`].
 
-use std::{ffi::OsStr, fmt::Write, fs, path::Path};
+use std::{
+    ffi::OsStr,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
@@ -72,10 +77,17 @@ pub const TASK: Task = Task {
     },
 };
 
-/// Emits `board` into `rtl`.
-pub(crate) fn emit(board: &str, rtl: &Path) -> Result<()> {
+/// Where things of a board are built.
+pub(crate) fn folder(board: &str) -> PathBuf {
+    run::target().join("boards").join(board)
+}
+
+/// Emits `board` into `rtl` of its folder; where that is.
+pub(crate) fn emit(board: &str) -> Result<PathBuf> {
+    let rtl = folder(board).join("rtl");
     let args = ["run", "--package", "nic", "--bin", "emit", "--", "--board", board, "--out"];
-    run::show(run::cargo(args).arg(rtl))
+    run::show(run::cargo(args).arg(&rtl))?;
+    Ok(rtl)
 }
 
 /// The PCIe part of the card against cocotbext-pcie; `only` one test.
@@ -92,16 +104,14 @@ pub(crate) fn simulate(
     only: Option<&OsStr>,
 ) -> Result<()> {
     let python = synth::python("cosim", "ci/tools/cosim.txt", "cocotb")?;
-    let folder = run::target().join("boards").join(board);
-    let rtl = folder.join("rtl");
-    emit(board, &rtl)?;
+    let rtl = emit(board)?;
     let bench = |file: &str| format!("hdl/nic/cosim/{file}");
     let mut cosim = run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/cosim".as_ref()]);
     cosim.arg("--rtl").arg(&rtl);
     for file in also {
         cosim.args(["--also", &bench(file)]);
     }
-    cosim.args(["--top", top, "--test", &bench(test), "--build"]).arg(folder.join("model"));
+    cosim.args(["--top", top, "--test", &bench(test), "--build"]).arg(folder(board).join("model"));
     if let Some(only) = only {
         cosim.arg("--only").arg(only);
     }
@@ -111,10 +121,9 @@ pub(crate) fn simulate(
 /// Writes the project of `board`, and runs its script with stubs.
 pub fn project(board: &str, update: bool) -> Result<()> {
     let constraints = run::root().join("constraints").join(board);
-    let out = run::target().join("boards").join(board);
+    let out = folder(board);
     fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
-    let rtl = out.join("rtl");
-    emit(board, &rtl)?;
+    let rtl = emit(board)?;
     for file in FILES {
         fs::copy(constraints.join(file), out.join(file)).with_context(|| format!("cannot copy {file}"))?;
     }

@@ -21,16 +21,10 @@ pub const BOARD: &str = "ecp5-versa";
 const CONSTRAINTS: &str = "constraints/ecp5-versa";
 const MANIFEST: &str = "bitstreams/ecp5-versa/manifest.toml";
 
-/// Where things of a board, or of the loop, are built; its RTL is in `rtl` there.
-fn folder(name: &str) -> PathBuf {
-    run::target().join("boards").join(name)
-}
-
 /// The tool, with what it is to look at: RTL of `name`, the file `pads` beside it, and the constraints `lpf`.
 fn tool(name: &str, pads: &str, lpf: &str) -> Result<std::process::Command> {
     let python = synth::python("ecp5", "ci/tools/ecp5.txt", "yosys and nextpnr")?;
-    let rtl = folder(name).join("rtl");
-    board::emit(name, &rtl)?;
+    let rtl = board::emit(name)?;
     let mut tool = run::command("env", [python.as_os_str(), "-B".as_ref(), "ci/tools/ecp5".as_ref()]);
     tool.arg("--rtl").arg(rtl).args(["--pads", &format!("{CONSTRAINTS}/{pads}")]);
     tool.args(["--lpf", &format!("{CONSTRAINTS}/{lpf}")]);
@@ -40,7 +34,7 @@ fn tool(name: &str, pads: &str, lpf: &str) -> Result<std::process::Command> {
 /// Builds the bitstream, and holds it against the committed manifest or writes that; `again`: twice.
 pub fn bitstream(update: bool, again: bool) -> Result<()> {
     let build = |out: &str, update: bool| -> Result<PathBuf> {
-        let out = folder(BOARD).join(out);
+        let out = board::folder(BOARD).join(out);
         let mut tool = tool(BOARD, "pads.v", "versa.lpf")?;
         tool.args(["--top", "versa", "--out"]).arg(&out).args(["--manifest", MANIFEST]);
         if update || !run::root().join(MANIFEST).exists() {
@@ -70,7 +64,7 @@ pub fn bitstream(update: bool, again: bool) -> Result<()> {
 /// Places and routes the MAC alone, and says whether the committed bitstream is of the present RTL.
 pub fn sample() -> Result<Verdict> {
     let mut small = tool("rgmii-loop", "none.v", "loop.lpf")?;
-    run::show(small.args(["--top", "rgmii_loop", "--out"]).arg(folder("rgmii-loop").join("out")))?;
+    run::show(small.args(["--top", "rgmii_loop", "--out"]).arg(board::folder("rgmii-loop").join("out")))?;
     // stale is told, and fails nothing: a bitstream is built when somebody wants one
     let mut tool = tool(BOARD, "pads.v", "versa.lpf")?;
     run::show(tool.args(["--digest", "--manifest", MANIFEST]))?;

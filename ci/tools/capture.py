@@ -33,7 +33,6 @@ class Frame:
         """Whether the wire that corrupted the frame says so in its comment."""
         return any("corrupted" in comment.lower() for comment in self.comments)
 
-
     @property
     def source(self):
         """The source MAC address."""

@@ -223,6 +223,7 @@ struct Pins {
     msix_mask: Input,
     factory_mac: Input,
     factory_mtu: Input,
+    link_up: Input,
     quiet: Output,
     next_due: Output,
     now_load: Input,
@@ -363,6 +364,7 @@ impl CardModel {
             msix_mask: input("pcie_msix_mask", 1)?,
             factory_mac: input("factory_mac", 48)?,
             factory_mtu: input("factory_mtu", 16)?,
+            link_up: input("link_up", 1)?,
             quiet: output("quiet", 1)?,
             next_due: output("next_due", 64)?,
             now_load: input("now_load", 1)?,
@@ -701,6 +703,7 @@ impl Card {
         let mac = card.config.mac.iter().fold(0, |mac, byte| mac << 8 | u64::from(*byte));
         top.set(pins.factory_mac, mac);
         top.set(pins.factory_mtu, card.config.mtu.into());
+        top.set(pins.link_up, 1);
         if let LinePins::Xgmii { rxd, rxc, .. } = pins.line {
             top.set(rxd, xgmii::IDLE.0);
             top.set(rxc, u64::from(xgmii::IDLE.1));
@@ -770,6 +773,12 @@ impl Card {
     /// A frame reaches the card: it follows from the next line edge on.
     pub fn receive(&mut self, frame: Frame) {
         self.line.push(frame);
+        self.wake();
+    }
+
+    /// The link comes up or goes down.
+    pub fn set_link(&mut self, up: bool) {
+        self.top.set(self.pins.link_up, up.into());
         self.wake();
     }
 

@@ -317,6 +317,12 @@ impl Room {
         result
     }
 
+    /// Pulls the wire out, or plugs it in again: each card's link goes down or comes up.
+    pub fn plug(&mut self, up: bool) {
+        self.wire.plug(up);
+        self.cards.iter_mut().for_each(|card| card.set_link(up));
+    }
+
     /// A frame without FCS enters the wire at an end without a card, now.
     ///
     /// # Errors

@@ -336,6 +336,7 @@ pub struct Wire {
     delay: u64,
     rate: Option<u64>,
     lanes: [Lane; 2],
+    up: bool,
 }
 
 impl Wire {
@@ -353,7 +354,7 @@ impl Wire {
             last_turn: 0,
             free: 0,
         };
-        Self { delay: config.delay, rate: config.rate, lanes: Side::BOTH.map(lane) }
+        Self { delay: config.delay, rate: config.rate, lanes: Side::BOTH.map(lane), up: true }
     }
 
     /// Adds a rule for frames that `from` sends.
@@ -376,6 +377,11 @@ impl Wire {
         self.lane(from).faults = faults;
     }
 
+    /// Pulls the wire out, or plugs it in: what is sent while it is out is lost, what is under way arrives.
+    pub fn plug(&mut self, up: bool) {
+        self.up = up;
+    }
+
     /// Draws from this seed from the next frame on.
     pub fn reseed(&mut self, seed: u64) {
         for side in Side::BOTH {
@@ -385,8 +391,8 @@ impl Wire {
 
     /// A frame enters. Gives the fault that shows at the sender's end: it was dropped.
     pub fn send(&mut self, from: Side, frame: Frame) -> Option<Fault> {
-        let delay = self.delay;
-        self.lane(from).send(frame, delay)
+        let (delay, up) = (self.delay, self.up);
+        self.lane(from).send(frame, delay, up)
     }
 
     /// Lets go of the frames of a direction that rules hold, in the order they came; they leave from `now` on.
@@ -440,7 +446,7 @@ impl Wire {
 }
 
 impl Lane {
-    fn send(&mut self, frame: Frame, delay: u64) -> Option<Fault> {
+    fn send(&mut self, frame: Frame, delay: u64, up: bool) -> Option<Fault> {
         self.counters.frames += 1;
         self.counters.bytes += frame.bytes.len() as u64;
         let number = self.counters.frames;
@@ -457,9 +463,10 @@ impl Lane {
         let (corrupt, reorder) = (happens(faults.corrupt), happens(faults.reorder));
         let place = self.random.next_u64();
 
-        if loss || rule == Some(Action::Drop) {
+        let scripted = !up || rule == Some(Action::Drop);
+        if loss || scripted {
             self.counters.dropped += 1;
-            return Some(Fault::Dropped { scripted: rule == Some(Action::Drop) });
+            return Some(Fault::Dropped { scripted });
         }
         let turn = (frame.start + delay).max(frame.end).max(self.last_turn);
         let mut delivery = Delivery { frame, faults: Vec::new() };

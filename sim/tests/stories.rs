@@ -3,6 +3,7 @@
 use contract::{Reject, StageCounter, Syndrome, wire::psn_add};
 use host::{Access, PathMtu, SendWr, WcStatus};
 use sim::{
+    backend::lock,
     story::{self, A, B, End, MS, Story, US, two_cards},
     wire::{Action, Delay},
 };
@@ -820,5 +821,54 @@ fn a_region_without_the_right_refuses_a_write() {
     assert_eq!(story.completion(&a).status, WcStatus::RemAccessErr);
     story.memory_matches(&closed, 0, &[0; 64]);
     story.announce(1, Reject::RkeyRights, 1);
+    story.no_other_events();
+}
+
+#[test]
+fn a_wire_that_is_pulled_out_is_told_to_both_and_what_was_under_way_goes_on_when_it_is_back() {
+    let mut story =
+        two_cards("a_wire_that_is_pulled_out_is_told_to_both_and_what_was_under_way_goes_on_when_it_is_back");
+    let (a, b) = story.connected();
+    let told = |event| {
+        for end in [&a, &b] {
+            let notice = end.context.async_event(Some(Duration::from_millis(1))).unwrap().expect("an event");
+            assert_eq!((notice.event, notice.object), (event, 0));
+            let up = end.context.device().port().unwrap().link_up;
+            assert_eq!(up, event == host::AsyncEvent::PortActive);
+            assert_eq!(end.context.async_event(Some(Duration::ZERO)).unwrap(), None, "once");
+            assert_eq!(end.qp.state(), host::QpState::Rts);
+        }
+    };
+    // the link was up when the card was opened: no news
+    for end in [&a, &b] {
+        assert!(end.context.device().port().unwrap().link_up);
+        assert_eq!(end.context.async_event(Some(Duration::ZERO)).unwrap(), None);
+    }
+    let bytes = fill(&mut story, &a, 0, 200_000);
+    a.write(1, 0, bytes.len(), &b.memory, 0);
+    story.wait(20 * US);
+    lock(&story.room).plug(false);
+    story.no_completion(&a);
+    told(host::AsyncEvent::PortErr);
+    lock(&story.room).plug(true);
+    told(host::AsyncEvent::PortActive);
+    story.completes(&a, 1);
+    story.memory_matches(&b.memory, 0, &bytes);
+    // out and in again within three clocks, before anybody was told of the first: both are told
+    lock(&story.room).plug(false);
+    story.wait(12_000);
+    lock(&story.room).plug(true);
+    for event in [host::AsyncEvent::PortErr, host::AsyncEvent::PortActive] {
+        for end in [&a, &b] {
+            let notice = end.context.async_event(Some(Duration::from_millis(1))).unwrap().expect("an event");
+            assert_eq!((notice.event, notice.object), (event, 0));
+        }
+    }
+    // for longer than all retries: the work request says so, the card does not mind
+    a.write(2, 0, 64, &b.memory, 0);
+    lock(&story.room).plug(false);
+    assert_eq!(story.completion(&a).status, WcStatus::RetryExcErr);
+    lock(&story.room).plug(true);
+    story.allow_aftermath(&[]);
     story.no_other_events();
 }

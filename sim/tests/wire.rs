@@ -232,3 +232,19 @@ fn a_held_frame_is_no_event_until_it_is_released() {
     assert_eq!(got[0].faults, [Fault::Delayed { by: 8500 * NS }]);
     assert_eq!(wire.in_flight(Side::A), 0);
 }
+
+#[test]
+fn a_wire_that_is_out_loses_what_is_sent_and_nothing_that_is_under_way() {
+    let faults = [Faults { corrupt: 0.5, ..Faults::default() }; 2];
+    let config = Config { faults, seed: 3, ..Config::default() };
+    let send = |wire: &mut Wire, n: u64| wire.send(Side::A, frame(n, 64, n * 67_200));
+    let (mut out, mut whole) = (Wire::new(&config), Wire::new(&config));
+    for n in 0..30 {
+        out.plug(!(10..20).contains(&n));
+        let lost = (10..20).contains(&n).then_some(Fault::Dropped { scripted: true });
+        assert_eq!((send(&mut out, n), send(&mut whole, n)), (lost, None));
+    }
+    let (out, whole) = (drain(&mut out), drain(&mut whole));
+    // and chance deals with the others as it would have
+    assert_eq!(out, [&whole[..10], &whole[20..]].concat());
+}

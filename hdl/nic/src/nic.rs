@@ -7,14 +7,14 @@
 //! Core clock: everything but the line side of the mac. `flr` resets everything but the mac. `quiet` says that nothing
 //! is under way but deadlines; then `now` may be set forward (simulation only: on a board `now_load` is tied low).
 //!
-//! Requirements: CARD PCIE REQ RESP
+//! Requirements: CARD LINE PCIE REQ RESP
 
 use crate::command::{COUNT, Command};
 use crate::config::Config;
 use crate::csr::{Csr, StageEvent};
 use crate::flash::Flash;
 use crate::flow::{
-    Count, Mark, PcieConfig, ReadClient, Rewind, Table, TableWrite, TlpBeat, Wake, WakePulse, response,
+    Count, Event, Mark, PcieConfig, ReadClient, Rewind, Table, TableWrite, TlpBeat, Wake, WakePulse, response,
 };
 use crate::mac::{
     Mac, MacIo,
@@ -42,10 +42,10 @@ use crate::tx::{
     doorbell::Doorbell, fetch::Fetch, gather::Gather, packetise::Packetise, push::Push, read_list::ReadList,
     schedule::Schedule, segment::Segment, transmit_buffer::TransmitBuffer,
 };
-use contract::{Stage, StageCounter, TraceEvent};
+use contract::{AsyncEvent, EventKind, Stage, StageCounter, TraceEvent};
 use hdl::{
     Bits, Bundle, Domain, Module, Ports, Sig, Stream, Width, all_of, any_of, cat, constant, high, instance,
-    lit, low, mux, reg_init, when, wire,
+    lit, low, mux, reg, reg_init, when, wire,
 };
 
 /// The card.
@@ -113,6 +113,9 @@ pub struct NicIo {
     /// MTU of the board, likewise; 0: 1500.
     #[input(16)]
     pub factory_mtu: Sig,
+    /// The link is up.
+    #[input]
+    pub link_up: Sig,
     /// Sets `now` (simulation).
     #[input]
     pub now_load: Sig,
@@ -181,6 +184,36 @@ fn lines(l: Lines, put: &TableWrite, readers: Readers) {
         s.address[i].set(address);
         out.set(s.word[i]);
     }
+}
+
+/// Tells PORT_ERR and PORT_ACTIVE, each change after the one before it was taken; what the link is when the card leaves its
+/// reset is no news.
+fn port_event(c: &Config, link_up: Sig) -> Stream<Event> {
+    let fresh = reg_init("port_fresh", 1, 1);
+    let told = reg("port_told", 1);
+    let tells = reg_init("port_tells", 1, 0);
+    let event = Stream::<Event>::wires(c, "port_event");
+    when(fresh, || {
+        fresh.set(0);
+        told.set(link_up);
+    })
+    .elif(!tells & told.ne(link_up), || {
+        tells.set(1);
+        told.set(link_up);
+    })
+    .elif(event.ready, || tells.set(0));
+    event.valid.set(tells);
+    event.data.assign(&Event {
+        eq: lit(c.eq_bits(), 0),
+        kind: lit(8, u64::from(EventKind::Async.code())),
+        event: mux(
+            told,
+            lit(8, u64::from(AsyncEvent::PortActive.code())),
+            lit(8, u64::from(AsyncEvent::PortErr.code())),
+        ),
+        object: lit(24, 0),
+    });
+    event
 }
 
 impl Module for Nic {
@@ -413,7 +446,9 @@ impl Nic {
         complete.now.set(now);
         notify.doorbell.take(&doorbell.eq);
         notify.completion.take(&complete.event);
-        let asynchronous = merge("asynchronous", c, &[&place.event, &acknowledge.event, &segment.event]);
+        let port = port_event(c, io.link_up);
+        let asynchronous =
+            merge("asynchronous", c, &[&place.event, &acknowledge.event, &segment.event, &port]);
         notify.asynchronous.take(&buffer("events", c, 8, &asynchronous));
         notify.now.set(now);
         msix.raise.take(&notify.raise);
@@ -776,7 +811,7 @@ impl Nic {
         csr.now.set(now);
         csr.port_mac.set(command.port_mac);
         csr.port_mtu.set(command.port_mtu);
-        csr.link_up.set(high());
+        csr.link_up.set(io.link_up);
         packet_buffer.raw_receive.set(csr.raw_receive);
         csr.command_consumer.set(command.consumer);
         command.command_base.set(csr.command_base);

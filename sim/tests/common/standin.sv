@@ -12,7 +12,7 @@ module standin (
     output cc_last, input posted_ok, input nonposted_ok,
     input [15:0] pcie_requester_id, input [2:0] pcie_max_payload, input [2:0] pcie_max_read_request, input pcie_rcb,
     input pcie_extended_tag, input pcie_relaxed_ordering, input pcie_bus_master, input [4:0] pcie_completion_timeout,
-    input pcie_msix_enable, input pcie_msix_mask, input [47:0] factory_mac, input [15:0] factory_mtu, output quiet, output [63:0] next_due, input now_load, input [63:0] now_value
+    input pcie_msix_enable, input pcie_msix_mask, input [47:0] factory_mac, input [15:0] factory_mtu, input link_up, output quiet, output [63:0] next_due, input now_load, input [63:0] now_value
 );
     reg [63:0] now, dma;
     reg [31:0] word, sum, count, due, due_word;

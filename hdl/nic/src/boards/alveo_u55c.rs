@@ -206,6 +206,7 @@ impl Module for AlveoU55c {
             (card.nonposted_ok, shim.nonposted_ok),
             (card.factory_mac, lit(48, MAC_ADDRESS)),
             (card.factory_mtu, lit(16, 0)),
+            (card.link_up, synchronise("link_up", link.aligned)),
             (card.now_load, low()),
             (card.now_value, lit(64, 0)),
         ] {

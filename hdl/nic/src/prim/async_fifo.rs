@@ -86,8 +86,11 @@ impl Module for AsyncFifo {
         let (head, head_gray) =
             reading.within(|| (reg_init("head", bits + 1, 0), reg_init("head_gray", bits + 1, 0)));
         writing.within(|| {
-            let seen = binary(synchronise("head_seen", head_gray));
-            io.input.ready.set((tail - seen).ne(self.depth));
+            let seen = synchronise("head_seen", head_gray);
+            // `depth` ahead: a number that differs in its top bit has a Gray code that differs in its two top bits. To compare
+            // the codes saves the way to a number and a subtraction, 5 ns of an ECP5
+            let full = (tail_gray ^ seen).eq(3 << (bits - 1));
+            io.input.ready.set(!full);
             memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
             when(io.input.moves(), || {
                 tail.set(tail + 1);
@@ -95,17 +98,17 @@ impl Module for AsyncFifo {
             });
         });
         reading.within(|| {
-            let seen = binary(synchronise("tail_seen", tail_gray));
+            let seen = synchronise("tail_seen", tail_gray);
             // the word under `head` is read ahead; `loaded` says that it has arrived
             let loaded = reg_init("loaded", 1, 0);
             let next = mux(io.output.moves(), head + 1, head).named("next_head");
-            let available = seen.ne(next);
+            let available = seen.ne(gray(next));
             io.output.data.set(memory.read("word", high(), next.bits(0, bits)));
             io.output.valid.set(loaded);
             loaded.set(available);
             head.set(next);
             head_gray.set(gray(next));
-            io.level.set(seen - head);
+            io.level.set(binary(seen) - head);
         });
     }
 }

@@ -35,6 +35,9 @@ pub struct UsCmacIo {
     /// Its reset.
     #[input]
     pub rx_reset: Sig,
+    /// The receiver is aligned: the link is up (receive clock, a register).
+    #[output]
+    pub aligned: Sig,
     /// All lanes are aligned (receive clock).
     #[input]
     pub stat_rx_aligned: Sig,
@@ -114,6 +117,7 @@ impl Module for UsCmac {
         let aligned = rx.within(|| {
             let aligned = reg_init("aligned", 1, 0);
             aligned.set(io.stat_rx_aligned & !io.usr_rx_reset);
+            io.aligned.set(aligned);
             aligned
         });
         tx.within(|| {

@@ -24,6 +24,7 @@ use std::{
     net::{TcpListener, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -168,6 +169,9 @@ const FORGED: [&str; 15] = [
 const STORM: u32 = 3;
 /// Least frames that come to the card during the exchange, of which 1280 may be its own.
 const STORM_FRAMES: u64 = 1600;
+/// How often to look whether it is over, and how long after a look: in a storm a frame comes every 70 ns of simulated time.
+const CALM: u32 = 240;
+const LULL: Duration = Duration::from_millis(500);
 
 /// One exchange.
 #[derive(Clone, Copy, PartialEq)]
@@ -717,10 +721,29 @@ impl Room {
         };
         outcome.inspect_err(|_| drop(self.guest.ask("tail -n 1 /tmp/peer.log")))?;
         if cell.trouble == Trouble::Storm {
+            self.calm(cell, sim)?;
             self.ping(&Cell::new(By::Ping, Asks::Kernel, 56, 5), sim)
         } else {
             Ok(())
         }
+    }
+
+    /// Waits until a storm is over, which on a busy machine is after the exchange: no frame comes any more.
+    fn calm(&self, cell: &Cell, sim: &Simulator) -> Result<()> {
+        let mut before = None;
+        for _ in 0..CALM {
+            let mut counters = run::command(self.profile.verbena(), ["counters", "--device", "sim:card0"]);
+            counters.env("VERBENA_RUN", &sim.folder);
+            let said = run::output(&mut counters)?;
+            let frames = said.lines().find(|line| line.contains(" RxFrames ")).map(str::to_owned);
+            ensure!(frames.is_some(), "no count of frames in {said}");
+            if frames == before {
+                return Ok(());
+            }
+            before = frames;
+            std::thread::sleep(LULL);
+        }
+        bail!("{}: frames still come {} s after the exchange", cell.name(), (CALM * LULL).as_secs())
     }
 
     /// Kills the kernel's end when the work is under way, and has it there again when it is over.

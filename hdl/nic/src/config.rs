@@ -73,6 +73,8 @@ pub struct Config {
     pub transmit_buffer_bytes: u32,
     /// Frames that may be in the transmit buffer at once (power of two).
     pub transmit_slots: u32,
+    /// Requests that are known to be in the transmit buffer still when they have been sent (power of two, at least 8); 0: none.
+    pub retained: u32,
     /// Entries of the miss queue of `place` (power of two).
     pub misses: u32,
     /// Entries of the stage trace (power of two, at least 4); 0: none.
@@ -119,6 +121,7 @@ impl Config {
             packet_slots: 64,
             transmit_buffer_bytes: 32768,
             transmit_slots: 32,
+            retained: 32,
             misses: 8,
             trace_entries: 0,
             trace_pins: false,
@@ -147,7 +150,9 @@ impl Config {
             packet_buffer_bytes: 1 << 17,
             // one for each READ that the 16 busiest QPs may have outstanding: what they ask for always finds a place
             packet_slots: 256,
-            transmit_buffer_bytes: 1 << 16,
+            // a round trip of 10 us at 100 Gb/s, and what is on its way out: as many packets of 4096 bytes
+            transmit_buffer_bytes: 1 << 18,
+            retained: 64,
             // 1.1 microseconds of packets, one per 4.5 clocks
             transmit_slots: 64,
             trace_entries: WINDOW_ENTRIES,
@@ -175,6 +180,8 @@ impl Config {
             packet_slots: 16,
             transmit_buffer_bytes: 16384,
             transmit_slots: 8,
+            // it never asks
+            retained: 0,
             misses: 2,
             core_clock_khz: 62_500,
             ..Config::small()
@@ -342,6 +349,12 @@ impl Config {
             return Err(format!(
                 "config `{}`: transmit_slots = {} must be 64 at most",
                 self.name, self.transmit_slots
+            ));
+        }
+        if self.retained != 0 && !(self.retained.is_power_of_two() && self.retained >= 8) {
+            return Err(format!(
+                "config `{}`: retained = {} must be 0 or a power of two, at least 8",
+                self.name, self.retained
             ));
         }
         // 4095: the read engine counts room in 12 bits

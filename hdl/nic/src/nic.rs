@@ -395,6 +395,7 @@ impl Nic {
         packetise.buffer_word.set(transmit_buffer.word);
         command.fence_transmit_done.set(packetise.fence_done);
         mac.transmit.take(&packetise.frame);
+        packetise.waiting.set(mac.waiting);
 
         // receive
         packet_buffer.frame.take(&mac.receive);

@@ -851,10 +851,11 @@ fn requests_whose_qp_has_gone_back_are_dropped_in_order_and_nothing_else_is() {
     let again = [of(1, 10), Packet { epoch: Some(10), ..Packet::inline(2, 100) }];
     again.iter().for_each(|p| b.push(p));
     b.settle();
+    // the first was read whole, so it lies there still
     assert_eq!(
         (b.reads.len(), b.superseded),
-        (3, 2),
-        "one read more, of what is sent again; the third still reads"
+        (2, 3),
+        "nothing is read again; the third's room waits for its read"
     );
     b.s.poke("slot_ready", 1);
     b.deliver_all();
@@ -903,13 +904,15 @@ fn a_request_that_was_dropped_unread_stays_dropped_when_its_epoch_comes_round() 
     b.one(&request(0, 100, &list, 1));
     b.push(&request(1, 100, &list, 1));
     b.settle();
+    // a response before it holds it back
+    b.push(&Packet { responds: true, opcode: 0x10, ..Packet::new(5, 100, &list) });
     b.goes_back(7, 2);
     b.push(&request(2, 100, &list, 1));
     b.settle();
     b.goes_back(7, 1);
     b.deliver_all();
     let left: Vec<u64> = b.slots.iter().map(|slot| slot.psn).collect();
-    assert_eq!((left, b.superseded), (vec![1], 1));
+    assert_eq!((left, b.superseded), (vec![5], 2));
 }
 
 #[test]
@@ -940,18 +943,230 @@ fn what_is_sent_again_leaves_however_often_its_qp_goes_back_meanwhile() {
 }
 
 #[test]
-fn a_request_whose_read_has_failed_is_a_fault_though_its_qp_has_gone_back() {
+fn a_request_whose_read_fails_when_its_qp_has_gone_back_is_a_fault_when_it_is_sent_again() {
     let mut b = Bench::new();
     let list = [b.sge(5, 0, 200)];
     b.goes_back(7, 1);
     b.one(&request(3, 100, &list, 1));
     b.push(&request(4, 100, &list, 1));
+    b.push(&request(5, 100, &list, 1));
     b.settle();
+    // failed before its turn came: told, whatever its QP did meanwhile
+    b.deliver(1, true);
     b.goes_back(7, 2);
+    b.settle();
+    assert_eq!((b.faults.len(), b.superseded, b.s.peek("idle")), (1, 1, 0), "its room waits for its read");
     b.deliver(0, true);
     b.settle();
-    assert_eq!(b.faults, [(7, 4, WcStatus::LocProtErr as u64)]);
-    assert_eq!((b.superseded, b.slots.len(), b.s.peek("idle")), (0, 0, 1));
+    assert_eq!(b.faults, [(7, 5, WcStatus::LocProtErr as u64)]);
+    b.push(&request(4, 100, &list, 2));
+    b.settle();
+    b.deliver(0, true);
+    b.settle();
+    assert_eq!(b.faults[1..], [(7, 4, WcStatus::LocProtErr as u64)]);
+    assert_eq!((b.superseded, b.slots.len(), b.s.peek("idle")), (1, 0, 1));
+}
+
+/// Sends it from where it lies: the bytes that packetise finds, without a read.
+fn again(b: &mut Bench, p: &Packet) -> Vec<u8> {
+    b.push(p);
+    b.settle();
+    assert_eq!(b.reads.len(), 0, "{p:?}");
+    let slot = b.slots.pop_front().expect("nothing to wait for");
+    assert_eq!((slot.qp, slot.psn, slot.length), (p.qp, p.psn, p.length));
+    b.take(&slot)
+}
+
+#[test]
+fn what_is_sent_again_is_taken_from_where_it_lies_however_often() {
+    for c in [Config::small(), wide()] {
+        let mut b = Bench::at(&c);
+        let list = [b.sge(5, 3, 9000), b.sge(6, 1, 40000)];
+        let of = |psn: u64, qp: u64, epoch: u64| Packet {
+            qp,
+            offset: psn * 900,
+            ..request(psn, 1000, &list, epoch)
+        };
+        // QPs that share neither PSNs nor bytes, in turns
+        for psn in 0..6 {
+            for qp in [7, 8, 23] {
+                b.one(&of(psn + qp, qp, 0));
+            }
+        }
+        for epoch in 1..4 {
+            for qp in [7, 8] {
+                b.goes_back(qp, epoch);
+                for psn in epoch..6 {
+                    let p = of(psn + qp, qp, epoch);
+                    assert_eq!(again(&mut b, &p), b.payload(&p));
+                }
+            }
+        }
+        // and what has not been sent is read, into room of its own
+        let new = of(13, 7, 3);
+        assert_eq!(b.one(&new), b.payload(&new));
+        let p = of(28, 23, 0);
+        assert_eq!(again(&mut b, &p), b.payload(&p));
+        b.settle();
+        assert_eq!((b.faults.len(), b.s.peek("idle")), (0, 1));
+    }
+}
+
+#[test]
+fn only_the_same_request_lies_there() {
+    let mut b = Bench::new();
+    b.mrs[5].access = 4;
+    let list = [b.sge(5, 3, 9000)];
+    let sent = request(5, 1000, &list, 0);
+    for (what, other) in [
+        ("another PSN", Packet { psn: 5 + 32, ..sent.clone() }),
+        ("another QP", Packet { qp: 7 + 8, ..sent.clone() }),
+        ("another length", Packet { length: 999, ..sent.clone() }),
+        ("other headers", Packet { opcode: 0x03, ..sent.clone() }),
+        ("a response", Packet { responds: true, opcode: 0x10, epoch: None, ..sent.clone() }),
+    ] {
+        b.one(&sent);
+        b.push(&other);
+        b.settle();
+        assert_eq!(b.reads.len(), 1, "{what}");
+        b.deliver_all();
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!(b.take(&slot), b.payload(&other), "{what}");
+    }
+    // data that came with the work request comes with it again; a response is read again
+    for p in [
+        Packet { epoch: Some(0), ..Packet::inline(8, 100) },
+        Packet { responds: true, opcode: 0x10, ..Packet::new(9, 100, &list) },
+    ] {
+        for _ in 0..2 {
+            b.push(&p);
+            b.settle();
+            assert_eq!(b.reads.len(), usize::from(p.inline.is_none()));
+            b.deliver_all();
+            let slot = b.slots.pop_front().unwrap();
+            assert_eq!(b.take(&slot), b.payload(&p));
+        }
+    }
+}
+
+#[test]
+fn a_key_that_has_ended_is_a_fault_though_the_bytes_lie_there() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 3, 9000)];
+    b.one(&request(5, 1000, &list, 0));
+    b.mrs[5].valid = false;
+    b.goes_back(7, 1);
+    b.push(&request(5, 1000, &list, 1));
+    b.settle();
+    assert_eq!((b.slots.len(), b.reads.len()), (0, 0));
+    assert_eq!(b.faults, [(7, 5, WcStatus::LocProtErr as u64)]);
+    assert_eq!(b.s.peek("idle"), 1);
+}
+
+#[test]
+fn behind_a_fence_nothing_of_before_lies_there() {
+    let mut b = Bench::new();
+    let list = [b.sge(5, 3, 9000)];
+    let p = request(5, 1000, &list, 0);
+    b.one(&p);
+    // one still reads when the fence comes in, and leaves before it
+    b.push(&request(6, 1000, &list, 0));
+    b.queue.push_back(None);
+    b.deliver_all();
+    let slot = b.slots.pop_front().unwrap();
+    assert_eq!((slot.psn, b.take(&slot).len()), (6, 1000));
+    assert!(b.slots.pop_front().unwrap().fence);
+    for psn in [5, 6] {
+        b.push(&Packet { psn, ..p.clone() });
+        b.settle();
+        assert_eq!(b.reads.len(), 1, "of a QP of the same number, and PSN {psn}");
+        b.deliver_all();
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!(b.take(&slot), b.payload(&p));
+    }
+}
+
+#[test]
+fn what_was_overwritten_is_read_again_and_what_is_under_way_again_is_not_overwritten() {
+    // 32 KiB: seven frames of 4096 bytes and their headers' lanes, 513 words each, leave 505 words
+    for (words, lies) in [(504, true), (505, true), (506, false)] {
+        let mut b = Bench::new();
+        let list = [b.sge(5, 0, 0x1_0000)];
+        let of = |psn: u64, length: u64| Packet { offset: psn * 1000, ..request(psn, length, &list, 0) };
+        for psn in 0..7 {
+            b.one(&of(psn, 4096));
+        }
+        // its headers end in lane 6
+        b.one(&of(7, words * 8 - 6));
+        let first = of(0, 4096);
+        b.push(&first);
+        b.settle();
+        assert_eq!(b.reads.len(), usize::from(!lies), "{words} words behind");
+        b.deliver_all();
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!(b.take(&slot), b.payload(&first));
+    }
+    // the oldest is under way again: what does not fit beside it waits until it is out
+    let mut b = Bench::new();
+    let list = [b.sge(5, 0, 0x1_0000)];
+    let of = |psn: u64, length: u64| Packet { offset: psn * 1000, ..request(psn, length, &list, 0) };
+    for psn in 0..7 {
+        b.one(&of(psn, 4096));
+    }
+    b.push(&of(0, 4096));
+    b.push(&of(3, 4096));
+    b.push(&of(7, 505 * 8 - 6));
+    b.push(&of(8, 1));
+    b.settle();
+    assert_eq!((b.queue.len(), b.s.peek("stall")), (1, 1), "the last word of the ring is taken");
+    b.deliver_all();
+    let slots: Vec<Slot> = b.slots.drain(..).collect();
+    assert_eq!(slots.iter().map(|slot| slot.psn).collect::<Vec<_>>(), [0, 3, 7]);
+    assert_eq!(b.take(&slots[0]), b.payload(&of(0, 4096)));
+    b.settle();
+    assert_eq!(b.queue.len(), 1, "the first of them counts until the last is out");
+    assert_eq!(b.take(&slots[1]), b.payload(&of(3, 4096)));
+    b.settle();
+    assert_eq!(b.queue.len(), 0);
+    b.deliver_all();
+    assert_eq!(b.take(&slots[2]), b.payload(&of(7, 505 * 8 - 6)));
+    let slot = b.slots.pop_front().unwrap();
+    assert_eq!(b.take(&slot), b.payload(&of(8, 1)));
+    // one that lies before what is under way again is read
+    b.one(&of(9, 8));
+    let (third, second) = (of(3, 4096), of(2, 4096));
+    b.push(&third);
+    b.push(&second);
+    b.settle();
+    assert_eq!(b.reads.len(), 1);
+    b.deliver_all();
+    for p in [&third, &second] {
+        let slot = b.slots.pop_front().unwrap();
+        assert_eq!(b.take(&slot), b.payload(p));
+    }
+    b.settle();
+    assert_eq!((b.faults.len(), b.s.peek("idle")), (0, 1));
+}
+
+#[test]
+fn an_entry_that_is_older_than_its_stamp_can_tell_is_forgotten() {
+    // a word per frame: 16 rings of 4096 words are many frames, and the entry of PSN 5 is never written again
+    let mut b = Bench::new();
+    b.mrs[5].access = 4;
+    let list = [b.sge(5, 0, 9000)];
+    b.one(&request(5, 1000, &list, 0));
+    let mut words = 126;
+    let mut psn = 64;
+    while words < 16 * 4096 {
+        // the largest frames, and none whose entry is that of PSN 5
+        let response = Packet { responds: true, opcode: 0x10, ..Packet::new(psn, 4096, &list) };
+        b.one(&response);
+        words += 513;
+        psn += 1;
+    }
+    b.push(&request(5, 1000, &list, 0));
+    b.settle();
+    assert_eq!(b.reads.len(), 1);
 }
 
 #[test]

@@ -36,6 +36,11 @@ const TRANSMIT_BYTES: u32 = 16384;
 /// Beats of the receive FIFO: enough for the crossing; the core takes a beat per clock.
 const RECEIVE_BEATS: u32 = 32;
 
+/// Bits of the number of beats that wait for the line.
+pub fn waiting_bits(data_bytes: u32) -> u32 {
+    index_width(TRANSMIT_BYTES / data_bytes) + 1
+}
+
 /// The MAC.
 #[derive(Clone, Debug)]
 pub struct Mac(pub Config);
@@ -62,6 +67,9 @@ pub struct MacIo {
     /// Frames received (core clock).
     #[source(c.0.clone())]
     pub receive: Stream<FrameBeat>,
+    /// Beats that entered `transmit` and wait for the line (core clock, some clocks late).
+    #[output(waiting_bits(c.0.data_bytes))]
+    pub waiting: Sig,
     /// Every frame that entered `transmit` has left the pins (core clock, some clocks late).
     #[output]
     pub idle: Sig,
@@ -101,6 +109,7 @@ impl Module for Mac {
         fifo.input.valid.set(io.transmit.valid);
         fifo.input.data.set(io.transmit.data.to_bits());
         io.transmit.ready.set(fifo.input.ready);
+        io.waiting.set(fifo.level);
         // frames may be as many as beats
         let count = index_width(TRANSMIT_BYTES / c.data_bytes) + 1;
         let entered = reg_init("frames_entered", count, 0);

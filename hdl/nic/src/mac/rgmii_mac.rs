@@ -14,10 +14,10 @@
 
 use crate::config::Config;
 use crate::flow::FrameBeat;
-use crate::mac::Mac;
 use crate::mac::mdio::Mdio;
 use crate::mac::pins::{LineIn, LineOut};
 use crate::mac::rgmii::{Edges, RgmiiReceive, RgmiiTransmit, SPEED};
+use crate::mac::{Mac, waiting_bits};
 use hdl::{Bundle, Domain, Module, Ports, Sig, Stream, cat, instance, synchronise};
 
 /// The MAC and what is around it.
@@ -46,6 +46,9 @@ pub struct RgmiiMacIo {
     /// Frames received (core clock).
     #[source(c.0.clone())]
     pub receive: Stream<FrameBeat>,
+    /// Beats that entered `transmit` and wait for the line (core clock).
+    #[output(waiting_bits(c.0.data_bytes))]
+    pub waiting: Sig,
     /// All that entered `transmit` has left (core clock).
     #[output]
     pub idle: Sig,
@@ -105,6 +108,7 @@ impl Module for RgmiiMac {
         mac.transmit.take(&io.transmit);
         io.receive.take(&mac.receive);
         io.idle.set(mac.idle);
+        io.waiting.set(mac.waiting);
         let (LineOut::Gmii { txd, tx_en }, LineIn::Gmii { tx_taken, rx_valid, rxd, rx_dv, rx_er }) =
             (mac.out, mac.line)
         else {

@@ -33,7 +33,7 @@ pub struct AsyncFifoIo {
     pub read_reset: Sig,
     /// What leaves.
     pub output: Stream<Sig>,
-    /// Words seen by the reading side.
+    /// Words that the writing side had a clock ago, and has not seen read.
     pub level: Sig,
 }
 
@@ -91,6 +91,9 @@ impl Module for AsyncFifo {
             // the codes saves the way to a number and a subtraction, 5 ns of an ECP5
             let full = (tail_gray ^ seen).eq(3 << (bits - 1));
             io.input.ready.set(!full);
+            let level = reg_init("level_seen", bits + 1, 0);
+            level.set(tail - binary(seen));
+            io.level.set(level);
             memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
             when(io.input.moves(), || {
                 tail.set(tail + 1);
@@ -108,7 +111,6 @@ impl Module for AsyncFifo {
             loaded.set(available);
             head.set(next);
             head_gray.set(gray(next));
-            io.level.set(binary(seen) - head);
         });
     }
 }

@@ -349,6 +349,7 @@ impl Module for Target {
         mac.transmit.data.assign(&control.reply.data.or_else(c, replies, &packetise.frame.data));
         control.reply.ready.set(mac.transmit.ready & replies);
         packetise.frame.ready.set(mac.transmit.ready & !replies);
+        packetise.waiting.set(mac.waiting);
         when(mac.transmit.moves(), || {
             inside.set(!mac.transmit.data.last);
             of_control.set(replies);

@@ -144,8 +144,11 @@ pub struct GatherIo {
 struct Frame {
     #[shape(c.clone())]
     packet: PacketFields,
-    #[shape(c.transmit_address_bits())]
-    address: Sig,
+    /// Of its first word.
+    #[shape(stamp_bits(c))]
+    stamp: Sig,
+    #[shape(c.lane_bits())]
+    lane: Sig,
     #[shape(c.transmit_address_bits() - c.lane_bits() + 1)]
     words: Sig,
     #[shape(INDEX)]
@@ -155,6 +158,40 @@ struct Frame {
     requests: Sig,
     #[shape(EPOCH)]
     epoch: Sig,
+    /// Its words may be found again when it has left.
+    stays: Sig,
+    /// Its words were those of a frame that had left.
+    found: Sig,
+}
+
+/// A request that has left, and whose words may be in the buffer still.
+#[derive(Bundle, Clone, Copy, Debug)]
+#[bundle(Config)]
+struct Retained {
+    #[shape(c.qp_bits())]
+    qp: Sig,
+    #[shape(24)]
+    psn: Sig,
+    #[shape(13)]
+    length: Sig,
+    #[shape(c.lane_bits())]
+    lane: Sig,
+    #[shape(stamp_bits(c))]
+    stamp: Sig,
+}
+
+impl Retained {
+    /// Where one is kept: by PSN, those of eight QPs apart.
+    fn index(c: &Config, packet: &PacketFields) -> Sig {
+        let bits = index_width(c.retained);
+        let apart = packet.qp.extend(3.max(c.qp_bits())).bits(0, 3);
+        packet.psn.bits(0, bits) ^ if bits > 3 { cat(&[apart, lit(bits - 3, 0)]) } else { apart }
+    }
+}
+
+/// Bits of a stamp: words that were ever reserved, modulo 16 times the ring.
+fn stamp_bits(c: &Config) -> u32 {
+    c.transmit_address_bits() - c.lane_bits() + 4
 }
 
 /// A piece of payload within one SGE.
@@ -220,8 +257,9 @@ impl Module for Gather {
         let frames = Memory::new("frames", n, Frame::total_width(c)).style("distributed");
         let leaving = Frame::from_bits(c, frames.read_now("leaving", number(out)));
         let freeing = Frame::from_bits(c, frames.read_now("freeing", number(free)));
-        let (tail_word, used) =
-            (reg_init("tail_word", word_bits, 0), reg_init("used_words", word_bits + 1, 0));
+        let (tail_stamp, used) =
+            (reg_init("tail_stamp", stamp_bits(c), 0), reg_init("used_words", word_bits + 1, 0));
+        let tail_word = tail_stamp.bits(0, word_bits);
 
         // clock 0: where and how much
         let phase = reg_init("phase", 2, 0);
@@ -233,13 +271,21 @@ impl Module for Gather {
             bytes.bits(lane_bits, 14 - lane_bits).resize(word_bits + 1),
             lit(word_bits + 1, 0),
         );
+        let stays = segment.requests & !segment.inline & !packet.raw & packet.length.any();
+        let kept = (c.retained != 0).then(|| Kept::new(c, packet, lane, tail_stamp));
+        let found = kept.as_ref().map_or(low(), |kept| kept.found & stays).named("found");
+        let first = kept.as_ref().map_or(tail_stamp, |kept| mux(found, kept.stamp, tail_stamp));
+        let words = mux(found, lit(word_bits + 1, 0), words);
         let (tail_lane, need) = (lane, reg("need_words", word_bits + 1));
-        let lane = reg("lane", lane_bits);
+        let (lane, is_found, first_stamp) =
+            (reg("lane", lane_bits), reg("is_found", 1), reg("first_stamp", stamp_bits(c)));
         let (index, skip, remain, at) =
             (reg("sge_index", 5), reg("skip", 32), reg("remain", 13), reg("at", c.transmit_address_bits()));
         when(phase.eq(0), || {
             need.set(words);
             lane.set(tail_lane);
+            is_found.set(found);
+            first_stamp.set(first);
             index.set(0);
             skip.set(segment.offset);
             remain.set(packet.length);
@@ -250,7 +296,8 @@ impl Module for Gather {
         // clock 1: reserve, and walk the first SGE
         let slot_free = !(tail - free).msb();
         let room = (used.extend(word_bits + 2) + need.extend(word_bits + 2)).le(ring_words);
-        let reserve = (phase.eq(1) & slot_free & room).named("reserve");
+        let held = kept.as_ref().map_or(low(), |kept| kept.holds(c, tail_stamp, need));
+        let reserve = (phase.eq(1) & slot_free & room & !held).named("reserve");
         let rights = QpRightsBits::unpack(io.rights_word);
         let orphaned = !packet.fence & !rights.valid;
         let wanted_of_segment = wanted.read_now("wanted_of_segment", packet.qp);
@@ -260,25 +307,28 @@ impl Module for Gather {
         let brings = (segment.inline | segment.more.any()).named("brings_words");
         let pays = packet.length.any() & !packet.fence & (!unwanted | brings);
         let pd = reg("pd", 24);
-        let current = reg("current", slot_bits);
+        let (current, reads) = (reg("current", slot_bits), reg("reads", 1));
         let walks = pays & !unwanted & !segment.inline;
-        let address = cat(&[tail_word, lane]);
         let frame = Frame {
             packet: *packet,
-            address,
+            stamp: first_stamp,
+            lane,
             words: need,
             wqe_index: segment.wqe_index,
             responds: segment.responds,
             again: segment.again,
             requests: segment.requests,
             epoch: segment.epoch,
+            stays,
+            found: is_found,
         };
         frames.write(reserve, number(tail), frame.to_bits());
         when(reserve, || {
             tail.set(tail + 1);
-            tail_word.set(tail_word + need.bits(0, word_bits));
+            tail_stamp.set(tail_stamp + need.extend(stamp_bits(c)));
             pd.set(rights.pd);
             current.set(number(tail));
+            reads.set(!is_found);
             let behind = mux(unwanted & !segment.inline, lit(2, 3), lit(2, 2));
             phase.set(mux(pays, behind, lit(2, 0)));
         });
@@ -337,7 +387,7 @@ impl Module for Gather {
             index.set(index + (!stays).extend(5));
             skip.set(mux(stays, skip + takes.extend(32), mux(inside, lit(32, 0), skip - sge.length)));
             remain.set(left);
-            when(inside, || at.set((at.extend(16) + takes.extend(16)).bits(0, at.width())));
+            when(inside, || at.set(at + takes.extend(at.width())));
             when(ends, || phase.set(mux(words_left, lit(2, 3), lit(2, 0))));
         });
         let short = delay_init("short", step & ends & left.any());
@@ -422,7 +472,7 @@ impl Module for Gather {
         } else {
             access.ok
         };
-        let asks = (judged_valid & ok).named("asks");
+        let asks = (judged_valid & ok & reads).named("asks");
         fifo.input.valid.set(asks);
         fifo.input.data.set(
             ReadRequest {
@@ -472,11 +522,12 @@ impl Module for Gather {
 
         // the oldest frame not yet out
         let at_out = |set: Sig| set.bit_at(number(out));
-        let over = (out.ne(tail) & at_out(closed & !waits)).named("over");
+        let late = (at_out(unread) | gone_back("wanted_of_leaving", &leaving)).named("late");
+        // whose reads nobody waits for but its room
+        let over = (out.ne(tail) & at_out(closed) & (!at_out(waits) | late)).named("over");
         let faulty = at_out(bad_key | too_short | broken);
         // the peer has had that READ: it asked again before its key ended, or somebody doubled its packet
         let needless = faulty & leaving.responds & leaving.again;
-        let late = at_out(unread) | gone_back("wanted_of_leaving", &leaving);
         let again = (late & !faulty & !at_out(orphan)).named("sent_again");
         let dropped = (over & (at_out(orphan) | needless | again)).named("dropped");
         io.superseded.set(dropped & again);
@@ -502,7 +553,7 @@ impl Module for Gather {
         io.slot.valid.set(complete & (!(faulty | departs) | told));
         io.slot.data.assign(&TransmitSlot {
             packet: nak.or_else(c, refuses, &leaving.packet),
-            address: leaving.address,
+            address: cat(&[leaving.stamp.bits(0, word_bits), leaving.lane]),
         });
         io.fault.valid.set(complete & (faulty | departs) & !told);
         io.fault.data.responds.set(leaving.responds);
@@ -539,13 +590,21 @@ impl Module for Gather {
         // the oldest frame not yet freed; pulses may come while dropped ones stand before theirs
         let sent = reg_init("sent_frames", slot_bits + 1, 0);
         let skips = skipped.bit_at(number(free));
-        let frees = (free.ne(out) & (skips | sent.any())).named("frees");
+        let done = mux(skips, !waits.bit_at(number(free)), sent.any());
+        let frees = (free.ne(out) & done).named("frees");
         when(frees, || free.set(free + 1));
         sent.set(sent + io.sent.extend(slot_bits + 1) - (frees & !skips).extend(slot_bits + 1));
         used.set(
             used + mux(reserve, need, lit(word_bits + 1, 0))
                 - mux(frees, freeing.words, lit(word_bits + 1, 0)),
         );
+
+        if let Some(kept) = kept {
+            let whole = !at_out(waits | orphan | unread) & !faulty;
+            kept.count(reserve & is_found, first_stamp, frees & freeing.found);
+            let (stays, fence) = (leaves & leaving.stays & whole, leaves & leaving.packet.fence);
+            kept.keep(c, &leaving, stays, fence, tail_stamp, reserve);
+        }
 
         io.trace.assign(&Mark {
             index: segment.wqe_index,
@@ -557,4 +616,80 @@ impl Module for Gather {
         io.stall.set((phase.eq(1) & !reserve) | (phase.eq(2) & !step & !io.words.moves() & !io.fill.moves()));
         io.idle.set(phase.eq(0) & !io.segment.valid & free.eq(tail));
     }
+}
+
+/// The requests that have left, by QP and PSN, and those under way again from where they lie.
+struct Kept {
+    table: Memory,
+    valid: Sig,
+    /// The packet that segment gives is here and not overwritten.
+    found: Sig,
+    /// Of its words.
+    stamp: Sig,
+    /// Frames under way again.
+    again: Sig,
+    /// The stamp of the first of them; none of the others lies behind it.
+    oldest: Sig,
+}
+
+impl Kept {
+    fn new(c: &Config, packet: &PacketFields, lane: Sig, tail: Sig) -> Kept {
+        // each is looked at once in so many frames, of 8191 bytes and headers at most; older ones pass for young
+        let words = (8191 + 128) / c.data_bytes;
+        assert!(
+            c.retained * words < 14 * c.transmit_buffer_bytes / c.data_bytes,
+            "retained outlive their stamps"
+        );
+        let table = Memory::new("retained", c.retained, Retained::total_width(c)).style("distributed");
+        let valid = reg_init("retained_valid", c.retained, 0);
+        let index = Retained::index(c, packet);
+        let entry = Retained::from_bits(c, table.read_now("retained_of_segment", index));
+        let again = reg_init("frames_again", c.transmit_slot_bits() + 1, 0);
+        let oldest = reg("oldest_again", stamp_bits(c));
+        let same = entry.qp.eq(packet.qp)
+            & entry.psn.eq(packet.psn)
+            & entry.length.eq(packet.length)
+            & entry.lane.eq(lane);
+        let ahead = again.none() | !(entry.stamp - oldest).msb();
+        let found = valid.bit_at(index) & same & lies(c, tail, entry.stamp) & ahead;
+        Kept { table, valid, found, stamp: entry.stamp, again, oldest }
+    }
+
+    /// So many words more would overwrite a frame under way again.
+    fn holds(&self, c: &Config, tail: Sig, need: Sig) -> Sig {
+        self.again.any() & !lies(c, tail + need.extend(tail.width()), self.oldest)
+    }
+
+    /// One more is under way again; one less.
+    fn count(&self, more: Sig, stamp: Sig, fewer: Sig) {
+        let bits = self.again.width();
+        self.again.set(self.again + more.extend(bits) - fewer.extend(bits));
+        when(more & self.again.none(), || self.oldest.set(stamp));
+    }
+
+    /// A frame that leaves `stays` where it is. Behind the fence there may be other QPs of the same numbers. The clock looks at
+    /// another entry whenever the tail moves.
+    fn keep(&self, c: &Config, frame: &Frame, stays: Sig, fence: Sig, tail: Sig, moves: Sig) {
+        let n = c.retained;
+        let index = Retained::index(c, &frame.packet);
+        let entry = Retained {
+            qp: frame.packet.qp,
+            psn: frame.packet.psn,
+            length: frame.packet.length,
+            lane: frame.lane,
+            stamp: frame.stamp,
+        };
+        self.table.write(stays, index, entry.to_bits());
+        let turn = reg_init("retained_turn", index_width(n), 0);
+        when(moves, || turn.set(turn + 1));
+        let looked = Retained::from_bits(c, self.table.read_now("retained_of_turn", turn));
+        let one = |valid: Sig, place: Sig| (valid.extend(n) << place).resize(n);
+        let old = one(!lies(c, tail, looked.stamp), turn);
+        self.valid.set(mux(fence, lit(n, 0), (self.valid & !old) | one(stays, index)));
+    }
+}
+
+/// What was reserved under this stamp is not overwritten by what is reserved up to `tail`.
+fn lies(c: &Config, tail: Sig, stamp: Sig) -> Sig {
+    (tail - stamp).le(u64::from(c.transmit_buffer_bytes / c.data_bytes))
 }

@@ -15,12 +15,16 @@
 //! the first beat. A beat is read only when room for it is held, so nothing behind the read ever
 //! stalls. Never splits a frame, never reads the buffer after `sent`.
 //!
+//! What is accepted will be sent. So a packet with payload is accepted only when the frame before it is nearly read and the line
+//! is about to run short of `waiting` beats.
+//!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
 //!
 //! Requirements: ATOM ICRC LINE NET PKT RAW RESP
 
 use crate::config::Config;
 use crate::flow::{FrameBeat, Mark, Outer, PacketFields, TransmitSlot};
+use crate::mac::waiting_bits;
 use crate::prim::crc::unwind;
 use crate::prim::fifo::Fifo;
 use contract::TraceEvent;
@@ -49,6 +53,11 @@ const LONGEST: u32 = MOST + OUTER;
 const POSITION: u32 = 14;
 /// Register before the first covered byte: behind eight 0xFF for the absent local route header.
 const ICRC_START: u32 = 0xDEBB_20E3;
+/// Bytes before the line at which the next packet with payload is accepted: enough for a packet of 4096 bytes to be
+/// whole in the mac before they are out. No more, as what is accepted can no longer be dropped when its QP goes back.
+const AHEAD: u32 = 4608;
+/// Beats that a frame has left to issue when the next is accepted: what its header takes, and some.
+const NEAR: u64 = 8;
 /// Beats that leave together; at most four more are under way when `room` is seen.
 const BEATS: u32 = 16;
 
@@ -84,6 +93,9 @@ pub struct PacketiseIo {
     /// The frames.
     #[source(c.0.clone())]
     pub frame: Stream<FrameBeat>,
+    /// Beats of frames that wait for the line.
+    #[input(waiting_bits(c.0.data_bytes))]
+    pub waiting: Sig,
     /// Pulse: the payload of the oldest `data` packet was read; its room is free.
     #[output]
     pub sent: Sig,
@@ -231,9 +243,12 @@ impl Module for Packetise {
         let take = hdl::wire("take", 1);
         let accepting = phase.none() | take;
         io.control.ready.set(accepting);
-        io.data.ready.set(accepting & !from_control);
+        let (near, short) =
+            (hdl::wire("near_its_end", 1), delay_init("line_short", io.waiting.lt(u64::from(AHEAD / bytes))));
+        let data_valid = (io.data.valid & short & near).named("data_due");
+        io.data.ready.set(accepting & !from_control & short & near);
         io.line_qp.set(fields.qp);
-        let accept = (accepting & (io.control.valid | io.data.valid)).named("accept");
+        let accept = (accepting & (io.control.valid | data_valid)).named("accept");
         when(take, || phase.set(0));
         when(phase.any() & !phase.eq(3), || phase.set(phase + 1));
         when(accept, || {
@@ -383,6 +398,9 @@ impl Module for Packetise {
         io.stall.set(active & !room);
         let issue = (active & room).named("issue");
         let last = beat.eq(last_at.0);
+        // of the frame that is read, or of the one that will be
+        let ends = (!active | (last_at.0 - beat).le(NEAR)).named("nearly_read");
+        near.set(mux(take, frame_end.le(NEAR * u64::from(bytes)), ends));
         let turn = (phase.eq(3) & (!active | (issue & last))).named("turn");
         take.set(turn);
         when(issue, || {

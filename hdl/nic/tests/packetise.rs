@@ -341,17 +341,53 @@ fn acknowledgements_pass_data_and_the_fence_passes_nothing() {
     for _ in 0..20 {
         rig.clock(true);
     }
-    // frame 0 is under way, frame 1 is prepared behind it: the ACK goes before frame 2 and the fence
+    // frame 0 is under way, and nothing is prepared behind it: the ACK goes next
     rig.control.push_back((9, ack.clone()));
     rig.run_until(4, || true);
-    let order: Vec<&Said> = vec![&data[0], &data[1], &ack, &data[2]];
+    let order: Vec<&Said> = vec![&data[0], &ack, &data[1], &data[2]];
     for (i, said) in order.into_iter().enumerate() {
         assert_eq!(rig.frames[i].0, build(said, i as u16), "frame {i}");
     }
     assert_eq!(rig.fences.len(), 1);
-    assert!(rig.fences[0] > rig.sent[1], "the fence waits for the read of frame 1");
+    assert!(rig.fences[0] >= rig.sent[1], "the fence waits for the read of frame 1");
     assert!(rig.fences[0] < rig.sent[2], "frame 2 is behind the fence");
     assert_eq!(rig.sent.len(), 3, "an ACK frees no room");
+}
+
+#[test]
+fn a_packet_is_accepted_when_the_one_before_it_is_nearly_read_and_the_line_runs_short() {
+    for (width, short) in [(8, 576), (64, 72)] {
+        let mut pick = Choices::new(22);
+        let mut rig = Rig::new(width);
+        // so much waits that nothing more is accepted but an ACK, and then a beat less
+        let [said, next, ack] = [(4, 4096), (4, 4096), (0x11, 0)].map(|(o, l)| random(&mut pick, o, l));
+        for (qp, said) in [&said, &next, &ack].into_iter().enumerate() {
+            rig.path(qp, said);
+        }
+        rig.send(0, &said);
+        rig.send(1, &next);
+        rig.control.push_back((2, ack.clone()));
+        rig.sim.poke("waiting", short);
+        for _ in 0..100 {
+            rig.clock(true);
+        }
+        assert_eq!((rig.frames.len(), rig.data.len(), rig.began), (1, 2, None), "the ACK alone left");
+        rig.sim.poke("waiting", short - 1);
+        let beats = build(&said, 0).len().div_ceil(rig.width);
+        let mut accepted = vec![];
+        while rig.frames.len() < 3 {
+            let before = rig.data.len();
+            rig.clock(true);
+            if rig.data.len() < before {
+                accepted.push(rig.now);
+            }
+        }
+        // the second when eight beats of the first are left to be read, and no clock is lost between them
+        let [first, second] = accepted[..] else { panic!("{accepted:?}") };
+        assert_eq!(second - first, 4 + beats - 9, "width {width}");
+        assert_eq!(rig.frames[2].1, rig.frames[1].2 + 1, "width {width}");
+        assert_eq!(rig.sim.failures(), &[]);
+    }
 }
 
 #[test]

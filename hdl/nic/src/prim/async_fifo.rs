@@ -101,13 +101,18 @@ impl Module for AsyncFifo {
             let seen = synchronise("tail_seen", tail_gray);
             // the word under `head` is read ahead; `loaded` says that it has arrived
             let loaded = reg_init("loaded", 1, 0);
-            let next = mux(io.output.moves(), head + 1, head).named("next_head");
-            let available = seen.ne(gray(next));
+            let moves = io.output.moves();
+            let following = head + 1;
+            let next = mux(moves, following, head).named("next_head");
+            // both answers are there before the receiver says which: its `ready` may come late
+            let available = mux(moves, seen.ne(gray(following)), seen.ne(head_gray));
             io.output.data.set(memory.read("word", high(), next.bits(0, bits)));
             io.output.valid.set(loaded);
             loaded.set(available);
-            head.set(next);
-            head_gray.set(gray(next));
+            when(moves, || {
+                head.set(following);
+                head_gray.set(gray(following));
+            });
             io.level.set(binary(seen) - head);
         });
     }

@@ -89,12 +89,17 @@ impl Module for AsyncFifo {
             let seen = synchronise("head_seen", head_gray);
             // `depth` ahead: a number that differs in its top bit has a Gray code that differs in its two top bits. To compare
             // the codes saves the way to a number and a subtraction, 5 ns of an ECP5
-            let full = (tail_gray ^ seen).eq(3 << (bits - 1));
+            let ahead = |tail: Sig| (tail ^ seen).eq(3 << (bits - 1));
+            let moves = io.input.moves();
+            let following = tail + 1;
+            // a register: it may be late when room comes, not when it goes
+            let full = reg_init("full", 1, 0);
+            full.set(mux(moves, ahead(gray(following)), ahead(tail_gray)));
             io.input.ready.set(!full);
-            memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
-            when(io.input.moves(), || {
-                tail.set(tail + 1);
-                tail_gray.set(gray(tail + 1));
+            memory.write(moves, tail.bits(0, bits), io.input.data);
+            when(moves, || {
+                tail.set(following);
+                tail_gray.set(gray(following));
             });
         });
         reading.within(|| {

@@ -6,7 +6,7 @@
 //! Requirements: CARD LINE
 
 use hdl::{
-    Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, mux, reg_init,
+    Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, lit, mux, reg_init,
     synchronise, when,
 };
 
@@ -60,9 +60,9 @@ pub fn gray(binary: Sig) -> Sig {
 /// The number of a Gray code.
 pub fn binary(gray: Sig) -> Sig {
     let w = gray.width();
-    // bit i is the parity of bits i and above
-    let bits: Vec<Sig> = (0..w).rev().map(|i| gray.bits(i, w - i).parity()).collect();
-    cat(&bits)
+    // bit i is the parity of bits i and above: of two, of four, of eight of them at once
+    let above = |x: Sig, n: u32| cat(&[lit(n, 0), x.bits(n, w - n)]);
+    (0..).map(|i| 1 << i).take_while(|n| *n < w).fold(gray, |x, n| x ^ above(x, n))
 }
 
 impl Module for AsyncFifo {

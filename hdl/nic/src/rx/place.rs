@@ -75,8 +75,8 @@ use contract::ring::SgeBits;
 use contract::verbs::access;
 use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus};
 use hdl::{
-    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, mux, reg, reg_init,
-    select, when,
+    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, low, mux, reg,
+    reg_init, select, when,
 };
 
 /// Verdicts, and READ responses, that wait in front of place.
@@ -383,7 +383,9 @@ impl Module for Place {
         let data_fence = data.valid & data.data.fence;
         let fence_held = (fence_waits & (used.any() | !data_fence)).named("fence_held");
         let consumed = Stream::<WqeName>::wires(c, "consumed");
-        let from_miss = runnable.any();
+        // nothing is parked but what waits for a receive WQE of the host
+        let of_host = |is: Sig| if c.host { is } else { low() };
+        let from_miss = of_host(runnable.any());
         let from_verdicts = arrives & !fence_held;
         let (data_first, local_first) = (reg_init("data_first", 1, 0), reg_init("local_first", 1, 0));
         let has_data = data.valid & !data.data.fence;
@@ -471,10 +473,11 @@ impl Module for Place {
         // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
         let dead = reg_init("dead", c.qps, 0);
         let is_dead = dead.bit_at(v.qp);
-        let (fence, send, write) = (is(&v, Action::Fence), is(&v, Action::Send), is(&v, Action::Write));
-        let (local, is_atomic) = (is(&v, Action::Local), is(&v, Action::Atomic));
+        let (fence, write) = (is(&v, Action::Fence), is(&v, Action::Write));
+        let (send, local) = (of_host(is(&v, Action::Send)), of_host(is(&v, Action::Local)));
+        let is_atomic = is(&v, Action::Atomic);
         let ends_key = (local | (send & v.with_inv)).named("ends_key");
-        let reads = is(&v, Action::Data) | is(&v, Action::Value);
+        let reads = of_host(is(&v, Action::Data) | is(&v, Action::Value));
         // of this side's send queue
         let own = reads | local;
         let scatters = (send | reads).named("scatters");
@@ -822,7 +825,7 @@ impl Module for Place {
             qp: f.qp,
             wqe_index: f.wqe_index,
             status: f.status,
-            responds: hdl::low(),
+            responds: low(),
             invalidates: f.local,
             cause: f.cause,
         });

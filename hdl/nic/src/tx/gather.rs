@@ -295,6 +295,8 @@ impl Module for Gather {
         let list: Vec<Sig> = (0..c.sges).map(|i| segment.sges.bits(i * 128, 128)).collect();
         // a further SGE: two words, or a part of one
         let further = (index.ge(u64::from(c.sges)) & !segment.inline).named("further");
+        // an answer has one
+        let further = if c.host { further } else { low() };
         let half = (reg("half_sge", 64), reg_init("half_there", 1, 0));
         let (whole, sge_word, spends) = if c.data_bytes == 8 {
             (half.1, cat(&[io.words.data, half.0]), high())

@@ -256,9 +256,11 @@ impl Module for Packetise {
         });
         let path = QpPathBits::unpack(path);
         let addresses = QpAddressesBits::unpack(addresses);
-        let row = |f: fn(&OpcodeRow) -> bool| opcode_is(packet.opcode, f);
-        let (has_reth, has_atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
-        let has_aeth = row(|r| r.headers.aeth);
+        // for 3, out of registers
+        let row = |name: &str, f: fn(&OpcodeRow) -> bool| delay(name, opcode_is(packet.opcode, f));
+        let has_target = row("has_target", |r| r.headers.reth || r.headers.atomic);
+        let (has_atomic, has_aeth) =
+            (row("has_atomic", |r| r.headers.atomic), row("has_aeth", |r| r.headers.aeth));
         let raw = packet.raw;
         let pad = lit(2, 0) - packet.length.bits(0, 2);
         let position = |name: &str| reg(name, POSITION);
@@ -356,7 +358,7 @@ impl Module for Packetise {
         let target = cat(&[packet.va, packet.rkey]);
         let aeth = AethBits { syndrome: packet.syndrome, msn: packet.msn }.pack();
         let imm = packet.imm.swap_bytes();
-        let first_word = mux(has_reth | has_atomic, target.bits(64, 32), mux(has_aeth, aeth, imm));
+        let first_word = mux(has_target, target.bits(64, 32), mux(has_aeth, aeth, imm));
         let next_words = mux(has_aeth, packet.value, target.bits(0, 64));
         let operands = cat(&[packet.value, packet.compare]);
         let rest = mux(has_atomic, operands, cat(&[packet.dma_length, imm, lit(64, 0)]));

@@ -401,17 +401,26 @@ pub fn mux(condition: Sig, a: impl ToSig + Copy, b: impl ToSig + Copy) -> Sig {
 /// `options[index]`; past the end, the last one.
 #[track_caller]
 pub fn select(index: Sig, options: &[Sig]) -> Sig {
-    let Some((last, rest)) = options.split_last() else {
+    let Some(last) = options.last() else {
         fail(Rule::ZeroWidth, Location::caller(), "select among nothing")
     };
-    let mut out = *last;
-    for (i, option) in rest.iter().enumerate().rev() {
-        if index.width < 32 && i as u64 >= 1 << index.width {
-            continue;
-        }
-        out = mux(index.eq(i), *option, out);
+    if options.len() == 1 {
+        return *last;
     }
-    out
+    // a tree over the bits of the index: synthesis leaves a chain of comparisons as long as it is
+    let bits = index_width(options.len() as u32).min(index.width);
+    let mut level: Vec<Sig> = (0..1 << bits).map(|i| *options.get(i).unwrap_or(last)).collect();
+    for bit in 0..bits {
+        let choose = |pair: &[Sig]| {
+            if pair[0].id == pair[1].id { pair[0] } else { mux(index.bit(bit), pair[1], pair[0]) }
+        };
+        level = level.chunks(2).map(choose).collect();
+    }
+    if index.width > bits {
+        mux(index.bits(bits, index.width - bits).any(), *last, level[0])
+    } else {
+        level[0]
+    }
 }
 
 /// Or of all.

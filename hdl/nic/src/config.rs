@@ -26,6 +26,8 @@ pub struct Config {
     pub data_bytes: u32,
     /// The MAC speaks GMII instead of XGMII; at 8 bytes only.
     pub gmii: bool,
+    /// There is a host: it sends requests, posts receives and ends keys. Without one there are answers alone.
+    pub host: bool,
     /// Queue pairs (power of two). QPN = index.
     pub qps: u32,
     /// Memory regions (power of two). Key = index << 8 | tag.
@@ -98,6 +100,7 @@ impl Config {
             name: "small",
             data_bytes: 8,
             gmii: false,
+            host: true,
             qps: 64,
             mrs: 256,
             cqs: 64,
@@ -159,12 +162,13 @@ impl Config {
             ..Config::small()
         }
     }
-    /// The responder of [`crate::standalone`]: 64 bit at 62.5 MHz or more, Gigabit Ethernet, 8 QPs of which QPN 2 to 7 are given out.
+    /// The responder of [`crate::standalone`]: 64 bit at 78 MHz, Gigabit Ethernet, 8 QPs of which QPN 2 to 7 are given out.
     /// What a host has (command, doorbell, fetch, completion) is not in it, whatever the sizes here say.
     pub fn target() -> Config {
         Config {
             name: "target",
             gmii: true,
+            host: false,
             qps: 8,
             mrs: 4,
             cqs: 2,
@@ -183,7 +187,7 @@ impl Config {
             // it never asks
             retained: 0,
             misses: 2,
-            core_clock_khz: 62_500,
+            core_clock_khz: 78_125,
             ..Config::small()
         }
     }

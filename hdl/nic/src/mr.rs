@@ -10,7 +10,7 @@
 use contract::Reject;
 use contract::context::MrEntryBits;
 use contract::verbs::access;
-use hdl::{Sig, cat, lit, mux};
+use hdl::{Sig, lit, mux};
 
 /// The outcome of [`judge`].
 #[derive(Clone, Copy, Debug)]
@@ -27,9 +27,9 @@ pub struct Access {
 /// wanting all of the rights in `rights` (8 bits of `ibv_access_flags`).
 pub fn judge(entry: &MrEntryBits, key: Sig, va: Sig, length: Sig, pd: Sig, rights: Sig) -> Access {
     let offset = va - entry.va;
-    // 65 bits: offset + length cannot wrap unseen
-    let end = cat(&[lit(1, 0), offset]) + length.extend(65);
-    let inside = va.ge(entry.va) & end.le(cat(&[lit(1, 0), entry.length]));
+    // both ends, beside each other; 65 bits: neither can wrap unseen
+    let (end, last) = (va.extend(65) + length.extend(65), entry.va.extend(65) + entry.length.extend(65));
+    let inside = va.ge(entry.va) & end.le(last);
     let (granted, refusal) = grant(entry, key, pd, rights);
     let empty = length.none();
     let reject = mux(granted, lit(6, Reject::RkeyBounds as u64), refusal);

@@ -23,6 +23,7 @@ use nic::prim::{
     fifo::Fifo,
     merge::merge,
     pick::{from, lowest, one_hot, round_robin},
+    sum::sum_is,
 };
 use nic::qp::{PSN, State, psn_before};
 use std::path::{Path, PathBuf};
@@ -139,6 +140,21 @@ fn a_fifo_in_block_ram_loses_doubles_and_reorders_nothing() {
             let full = reg_init("was_full", 1, 0);
             when(inside.eq(4), || full.set(1));
             cover("full_and_empty_again", full & inside.none());
+        },
+    };
+    prove(&proof, &RESET);
+}
+
+#[test]
+fn a_sum_is_compared_without_adding_it() {
+    let proof = Proof {
+        name: "sum",
+        inputs: &[("a", 6), ("b", 6), ("c", 6)],
+        around: |i| {
+            let is = sum_is(i[0], i[1], i[2]);
+            assert_always("as_an_addition_says", is.eq((i[0] + i[1]).eq(i[2])));
+            cover("it_is", is & i[0].any() & i[1].any());
+            cover("it_wraps_around", is & i[2].lt(i[0]));
         },
     };
     prove(&proof, &RESET);

@@ -187,6 +187,9 @@ impl Module for AlveoU55c {
         cmac.set("ctl_tx_enable", link.ctl_tx_enable);
         cmac.set("ctl_tx_send_rfi", link.ctl_tx_send_rfi);
 
+        let of_card = Domain::new(clock, Some(reset));
+        let link_up = of_card.within(|| synchronise("link_up", link.aligned));
+
         // the card
         let card = instance("card", &Nic(c));
         for (to, from) in [
@@ -206,7 +209,7 @@ impl Module for AlveoU55c {
             (card.nonposted_ok, shim.nonposted_ok),
             (card.factory_mac, lit(48, MAC_ADDRESS)),
             (card.factory_mtu, lit(16, 0)),
-            (card.link_up, synchronise("link_up", link.aligned)),
+            (card.link_up, link_up),
             (card.now_load, low()),
             (card.now_value, lit(64, 0)),
         ] {

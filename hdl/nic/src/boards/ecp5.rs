@@ -59,13 +59,13 @@ impl Module for Delay {
     }
 }
 
-/// Frequency at which the PLL's oscillator runs, of 100 MHz in and 125 MHz out: 400 to 800 MHz are allowed.
-const OSCILLATOR_KHZ: u32 = 625_000;
+/// Frequencies at which the PLL's oscillator may run, of 100 MHz in and 125 MHz out: 400 to 800 MHz are allowed.
+const OSCILLATORS_KHZ: [u32; 3] = [500_000, 625_000, 750_000];
 
 /// The PLL: 100 MHz in; 125 MHz, and that of the core.
 #[derive(Clone, Debug)]
 pub struct Pll {
-    /// Frequency of the core's clock: 625 MHz divided by a whole number.
+    /// Frequency of the core's clock: one of [`OSCILLATORS_KHZ`] divided by a whole number.
     pub core_khz: u32,
 }
 
@@ -104,10 +104,11 @@ impl Module for Pll {
     }
     fn body(&self, _: &PllIo) {}
     fn external(&self) -> Option<Vec<(String, Parameter)>> {
-        assert!(OSCILLATOR_KHZ.is_multiple_of(self.core_khz), "a core of {} kHz", self.core_khz);
+        let fits = OSCILLATORS_KHZ.into_iter().find(|khz| khz.is_multiple_of(self.core_khz));
+        let oscillator = fits.unwrap_or_else(|| panic!("no oscillator for a core of {} kHz", self.core_khz));
         let text = |name: &str, value: &str| (name.to_owned(), Parameter::Text(value.to_owned()));
         let number = |name: &str, value: u32| (name.to_owned(), Parameter::Number(i64::from(value)));
-        let (line, core) = (OSCILLATOR_KHZ / 125_000, OSCILLATOR_KHZ / self.core_khz);
+        let (line, core) = (oscillator / 125_000, oscillator / self.core_khz);
         Some(vec![
             number("CLKI_DIV", 4),
             number("CLKFB_DIV", 5),

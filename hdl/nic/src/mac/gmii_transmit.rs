@@ -5,14 +5,17 @@
 //! ```
 //! In: frames without FCS, in the transmit clock; `whole` says that all of the next one is there, so that it cannot run
 //! dry. Out: bytes that stand until `taken`: seven of preamble, start frame delimiter, the frame padded to 60 bytes, FCS,
-//! and no byte for 12 byte times at least. From `whole` to the first byte: 3 byte times. Never an error on the line:
+//! and no byte for 12 byte times at least. From `whole` to the first byte: a clock and 3 byte times. One beat is taken ahead,
+//! of the next frame too. Never an error on the line:
 //! what is begun is whole.
 //!
 //! Requirements: LINE
 
 use crate::config::Config;
 use crate::flow::FrameBeat;
-use hdl::{EnumSig, HwEnum, Module, Ports, Sig, Stream, cat, crc32_next, lit, mux, reg, reg_init, when};
+use hdl::{
+    EnumSig, HwEnum, Module, Ports, Sig, Stream, cat, crc32_next, delay_init, lit, mux, reg, reg_init, when,
+};
 
 /// A byte of preamble.
 pub const PREAMBLE: u64 = 0x55;
@@ -75,46 +78,67 @@ impl Module for GmiiTransmit {
         "Preamble, padding, FCS and gap on a byte-wide line.".into()
     }
     fn body(&self, io: &GmiiTransmitIo) {
+        let bytes = self.0.data_bytes;
         // 1: what the next byte is
         let part = EnumSig::reg("part", Part::Rest);
         // bytes of this part so far
         let count = reg_init("count", 4, 0);
-        // the beat whose bytes go out, the next one lowest, and how many it has left
-        let (word, left, last) = (reg("word", self.0.data_bits()), reg("bytes_left", 4), reg("last_word", 1));
-        // bytes of the frame so far, up to 60
-        let sent = reg("bytes_sent", 6);
+        // the beat whose bytes go out, the next one lowest; bit i: i bytes follow the next one
+        let (word, left, last) =
+            (reg("word", self.0.data_bits()), reg("bytes_left", bytes), reg("last_word", 1));
+        // the beat behind it: a byte time is not long enough for the way to the FIFO and back
+        let (ahead, ahead_left) = (reg("beat_ahead", self.0.data_bits()), reg("bytes_ahead", bytes));
+        let (ahead_last, ahead_valid) = (reg("last_ahead", 1), reg_init("valid_ahead", 1, 0));
         let f = &io.frame.data;
+        io.frame.ready.set(!ahead_valid);
+        when(io.frame.moves(), || {
+            ahead.set(f.data);
+            ahead_last.set(f.last);
+            let lanes: Vec<Sig> = (1..=bytes)
+                .rev()
+                .map(|n| if n == bytes { !f.last | f.bytes.eq(n) } else { f.last & f.bytes.eq(n) })
+                .collect();
+            ahead_left.set(cat(&lanes));
+            ahead_valid.set(1);
+        });
+        // asked for again long after `started`
+        let whole = delay_init("whole_1", io.whole);
+        // bytes of the frame so far, up to 60; all but one of them
+        let (sent, enough) = (reg("bytes_sent", 6), reg("long_enough", 1));
         let takes = hdl::wire("takes_beat", 1);
         takes.set(0);
         let next = |p: Part| {
             part.set(p);
             count.set(0);
         };
-        let begins = part.is(Part::Rest) & io.whole & io.taken;
-        let enough = sent.ge(LEAST - 1).named("long_enough");
+        let counts_a_byte = || {
+            sent.set(sent + 1);
+            enough.set(enough | sent.eq(LEAST - 2));
+        };
         when(io.taken, || {
             count.set(count + 1);
             part.switch(|p| match p {
                 Part::Rest => {
                     count.set(0);
-                    when(io.whole, || {
-                        next(Part::Open);
-                        takes.set(1);
-                    });
+                    when(whole, || next(Part::Open));
                 }
                 Part::Open => {
                     sent.set(0);
-                    when(count.eq(OPENING - 1), || next(Part::Data));
+                    enough.set(0);
+                    when(count.eq(OPENING - 1), || {
+                        next(Part::Data);
+                        takes.set(1);
+                    });
                 }
                 Part::Data => {
-                    when(!enough, || sent.set(sent + 1));
-                    when(left.eq(1), || {
+                    when(!enough, counts_a_byte);
+                    when(left.bit(0), || {
                         takes.set(!last);
                         when(last & enough, || next(Part::Sum)).elif(last, || next(Part::Pad));
                     });
                 }
                 Part::Pad => {
-                    sent.set(sent + 1);
+                    counts_a_byte();
                     when(enough, || next(Part::Sum));
                 }
                 Part::Sum => {
@@ -127,16 +151,16 @@ impl Module for GmiiTransmit {
         });
         when(io.taken & part.is(Part::Data), || {
             word.set(cat(&[lit(8, 0), word.bits(8, word.width() - 8)]));
-            left.set(left - 1);
+            left.set(cat(&[lit(1, 0), left.bits(1, bytes - 1)]));
         });
         when(takes, || {
-            word.set(f.data);
-            left.set(mux(f.last, f.bytes, 8));
-            last.set(f.last);
+            word.set(ahead);
+            left.set(ahead_left);
+            last.set(ahead_last);
+            ahead_valid.set(0);
         });
-        io.frame.ready.set(takes);
-        hdl::assert_always("a_frame_never_runs_dry", io.frame.valid | !takes);
-        io.started.set(begins);
+        hdl::assert_always("a_frame_never_runs_dry", ahead_valid | !takes);
+        io.started.set(part.is(Part::Rest) & whole & io.taken);
         io.left.set(part.is(Part::Gap) & count.eq(GAP - 2) & io.taken);
 
         // 2: the byte, and the sum over those before it

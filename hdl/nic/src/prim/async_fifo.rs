@@ -6,7 +6,7 @@
 //! Requirements: CARD LINE
 
 use hdl::{
-    Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, mux, reg_init,
+    Domain, Memory, Module, PortBuilder, Ports, Sig, Stream, cat, high, index_width, lit, mux, reg_init,
     synchronise, when,
 };
 
@@ -60,9 +60,9 @@ pub fn gray(binary: Sig) -> Sig {
 /// The number of a Gray code.
 pub fn binary(gray: Sig) -> Sig {
     let w = gray.width();
-    // bit i is the parity of bits i and above
-    let bits: Vec<Sig> = (0..w).rev().map(|i| gray.bits(i, w - i).parity()).collect();
-    cat(&bits)
+    // bit i is the parity of bits i and above: of two, of four, of eight of them at once
+    let above = |x: Sig, n: u32| cat(&[lit(n, 0), x.bits(n, w - n)]);
+    (0..).map(|i| 1 << i).take_while(|n| *n < w).fold(gray, |x, n| x ^ above(x, n))
 }
 
 impl Module for AsyncFifo {
@@ -89,28 +89,38 @@ impl Module for AsyncFifo {
             let seen = synchronise("head_seen", head_gray);
             // `depth` ahead: a number that differs in its top bit has a Gray code that differs in its two top bits. To compare
             // the codes saves the way to a number and a subtraction, 5 ns of an ECP5
-            let full = (tail_gray ^ seen).eq(3 << (bits - 1));
+            let ahead = |tail: Sig| (tail ^ seen).eq(3 << (bits - 1));
+            let moves = io.input.moves();
+            let following = tail + 1;
+            // a register: it may be late when room comes, not when it goes
+            let full = reg_init("full", 1, 0);
+            full.set(mux(moves, ahead(gray(following)), ahead(tail_gray)));
             io.input.ready.set(!full);
             let level = reg_init("level_seen", bits + 1, 0);
             level.set(tail - binary(seen));
             io.level.set(level);
-            memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
-            when(io.input.moves(), || {
-                tail.set(tail + 1);
-                tail_gray.set(gray(tail + 1));
+            memory.write(moves, tail.bits(0, bits), io.input.data);
+            when(moves, || {
+                tail.set(following);
+                tail_gray.set(gray(following));
             });
         });
         reading.within(|| {
             let seen = synchronise("tail_seen", tail_gray);
             // the word under `head` is read ahead; `loaded` says that it has arrived
             let loaded = reg_init("loaded", 1, 0);
-            let next = mux(io.output.moves(), head + 1, head).named("next_head");
-            let available = seen.ne(gray(next));
+            let moves = io.output.moves();
+            let following = head + 1;
+            let next = mux(moves, following, head).named("next_head");
+            // both answers are there before the receiver says which: its `ready` may come late
+            let available = mux(moves, seen.ne(gray(following)), seen.ne(head_gray));
             io.output.data.set(memory.read("word", high(), next.bits(0, bits)));
             io.output.valid.set(loaded);
             loaded.set(available);
-            head.set(next);
-            head_gray.set(gray(next));
+            when(moves, || {
+                head.set(following);
+                head_gray.set(gray(following));
+            });
         });
     }
 }

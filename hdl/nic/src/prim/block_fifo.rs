@@ -47,20 +47,30 @@ impl Module for BlockFifo {
     fn body(&self, io: &BlockFifoIo) {
         assert!(self.depth.is_power_of_two() && self.depth >= 2, "fifo depth {}", self.depth);
         let bits = index_width(self.depth);
-        // one bit more than the address tells full from empty
-        let head = reg_init("head", bits + 1, 0);
-        let tail = reg_init("tail", bits + 1, 0);
-        let level = (tail - head).named("held");
+        let (head, tail) = (reg_init("head", bits, 0), reg_init("tail", bits, 0));
+        // what both sides see are registers, not what a subtraction of the two says
+        let (level, valid) = (reg_init("held", bits + 1, 0), reg_init("holds", 1, 0));
         io.input.ready.set(!level.msb());
-        io.output.valid.set(level.any());
-        let next = mux(io.output.moves(), head + 1, head);
+        io.output.valid.set(valid);
+        let (enters, leaves) = (io.input.moves(), io.output.moves());
+        when(enters & !leaves, || {
+            level.set(level + 1);
+            valid.set(1);
+        })
+        .elif(leaves & !enters, || {
+            level.set(level - 1);
+            valid.set(level.ne(1));
+        });
+        let following = head + 1;
+        let next = mux(leaves, following, head);
         let memory = Memory::new("words", self.depth, self.width).style("block").ignoring_collisions();
-        memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
-        let read = memory.read("word", high(), next.bits(0, bits));
-        // the memory does not yet have what is written in the clock of the read
-        let passes = delay("passes", io.input.moves() & tail.eq(next));
+        memory.write(enters, tail, io.input.data);
+        let read = memory.read("word", high(), next);
+        // the memory does not yet have what is written in the clock of the read; both answers are there before it is known
+        // whether a word leaves
+        let passes = delay("passes", enters & mux(leaves, tail.eq(following), tail.eq(head)));
         io.output.data.set(mux(passes, delay("written", io.input.data), read));
-        when(io.input.moves(), || tail.set(tail + 1));
-        when(io.output.moves(), || head.set(next));
+        when(enters, || tail.set(tail + 1));
+        when(leaves, || head.set(following));
     }
 }

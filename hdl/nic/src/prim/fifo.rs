@@ -50,18 +50,26 @@ impl Module for Fifo {
     fn body(&self, io: &FifoIo) {
         assert!(self.depth.is_power_of_two() && self.depth >= 2, "fifo depth {}", self.depth);
         let bits = index_width(self.depth);
-        // one bit more than the address tells full from empty
-        let head = reg_init("head", bits + 1, 0);
-        let tail = reg_init("tail", bits + 1, 0);
-        let level = (tail - head).named("held");
+        let (head, tail) = (reg_init("head", bits, 0), reg_init("tail", bits, 0));
+        // what both sides see are registers, not what a subtraction of the two says
+        let (level, valid) = (reg_init("held", bits + 1, 0), reg_init("holds", 1, 0));
         io.level.set(level);
         io.input.ready.set(!level.msb());
-        io.output.valid.set(level.any());
+        io.output.valid.set(valid);
+        let (enters, leaves) = (io.input.moves(), io.output.moves());
+        when(enters & !leaves, || {
+            level.set(level + 1);
+            valid.set(1);
+        })
+        .elif(leaves & !enters, || {
+            level.set(level - 1);
+            valid.set(level.ne(1));
+        });
         let memory = Memory::new("words", self.depth, self.width).style("distributed");
-        memory.write(io.input.moves(), tail.bits(0, bits), io.input.data);
-        io.output.data.set(memory.read_now("word", head.bits(0, bits)));
-        when(io.input.moves(), || tail.set(tail + 1));
-        when(io.output.moves(), || head.set(head + 1));
+        memory.write(enters, tail, io.input.data);
+        io.output.data.set(memory.read_now("word", head));
+        when(enters, || tail.set(tail + 1));
+        when(leaves, || head.set(head + 1));
     }
 }
 

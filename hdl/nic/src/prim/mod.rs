@@ -5,4 +5,5 @@ pub mod block_fifo;
 pub mod async_fifo;
 pub mod merge;
 pub mod pick;
+pub mod sum;
 pub mod crc;

@@ -41,6 +41,7 @@
 use crate::config::Config;
 use crate::flow::{ACTION, Action, Count, Headers, Mark, Response, Verdict, cause};
 use crate::mr;
+use crate::prim::sum::sum_is;
 use crate::qp::{
     Expect, INDEX, Initialise, Operands, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
     owed_address, psn_before,
@@ -50,7 +51,8 @@ use contract::opcode::{Kind, Opcode, OpcodeRow, Payload, ReceiveWqe};
 use contract::verbs::{QpState, Transport, access};
 use contract::{Reject, TraceEvent};
 use hdl::{
-    Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, low, mux, reg, reg_init, when,
+    Bundle, HwEnum, Module, Ports, Sig, Stream, any_of, cat, delay, index_width, lit, low, mux, reg,
+    reg_init, when,
 };
 
 /// NAK: a packet is missing.
@@ -253,7 +255,8 @@ impl Module for Check {
         let h = Headers::regs(c, "packet");
         when(verdict_valid & io.verdict.ready, || verdict_valid.set(0));
         when(response_valid & io.response.ready, || response_valid.set(0));
-        when(io.headers.valid & may_take, || h.assign(&io.headers.data));
+        // whether there is a packet, and room for what becomes of it, is known later than that there may be
+        when(rest, || h.assign(&io.headers.data));
         let (searching, searched) = (phase.eq(4).named("searching"), hdl::wire("searched", 1));
         let search = hdl::wire("search", 1);
         phase.set(mux(
@@ -347,16 +350,18 @@ impl Module for Check {
             | (rule(Payload::Any) & h.length.le(mtu))
             | (rule(Payload::None) & h.length.none());
         let misshapen_now = !shape | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
-        let before = mux(opens, lit(32, 0), word.offset);
-        let after = before + h.length.extend(32);
-        let total = mux(opens, h.dma_length, word.remaining);
-        // messages end at 2^31 bytes; a first or middle packet must leave something for the last
-        let over = |bytes: Sig| bytes.bit(31) & bytes.bits(0, 31).any();
         let length = h.length.extend(32);
+        let further = word.offset + length;
+        let (before, after) = (mux(opens, lit(32, 0), word.offset), mux(opens, length, further));
+        let total = mux(opens, h.dma_length, word.remaining);
+        // messages end at 2^31 bytes; a first or middle packet must leave something for the last. All that the opcode chooses
+        // from is compared beside its decoding
+        let over = |bytes: Sig| bytes.bit(31) & bytes.bits(0, 31).any();
+        let wrong = |total: Sig| over(total) | mux(closes, total.ne(length), total.le(length));
         let bad_total_now = mux(
             write,
-            over(total) | mux(closes, total.ne(length), total.le(length)),
-            mux(read, over(h.dma_length), over(after)),
+            mux(opens, wrong(h.dma_length), wrong(word.remaining)),
+            mux(read, over(h.dma_length), !opens & over(further)),
         );
         let key_now = mux(opens, h.rkey, word.rkey);
         io.mr_address.set(key_now.bits(8, c.mr_bits()));
@@ -396,6 +401,16 @@ impl Module for Check {
         let probe = reg("probe", RING);
         when(at1, || probe.set(word.res_head - 1));
 
+        // what the opcode says, out of registers from here on
+        let (send, write) = (hold("sends", send), hold("writes", write));
+        let (read, atomic) = (hold("reads", read), hold("is_atomic", atomic));
+        let (keeps, request) = (hold("keeps", keeps), hold("requests", request));
+        let carries = hold("carries", responds & op.ne(Opcode::RcAcknowledge.code()));
+        let responds = hold("responds", responds);
+        let (opens, closes) = (hold("opened", opens), hold("closed", closes));
+        let (immediate, invalidate) = (hold("with_imm", immediate), hold("with_inv", invalidate));
+        let takes_wqe = hold("wants_wqe", takes_wqe);
+
         // clock 2: the key
         let entry = MrEntryBits::unpack(io.mr_word);
         let right = |r: u8| lit(8, u64::from(r));
@@ -426,8 +441,8 @@ impl Module for Check {
         let offset_in = ((h.psn - kept.first_psn).extend(32) << shift).named("offset_in_read");
         let hit = !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn);
         let same = h.rkey.eq(kept.rkey)
-            & h.va.eq(kept.va + offset_in.extend(64))
-            & h.dma_length.eq(kept.length - offset_in);
+            & sum_is(kept.va, offset_in.extend(64), h.va)
+            & sum_is(h.dma_length, offset_in, kept.length);
         let same = mux(atomic, kept.is_atomic, same & !kept.is_atomic);
         // taken behind the duplicate: what was kept for a lap of the PSNs is not
         let passes = (kept.first_psn - h.psn).lt(e.epsn - h.psn).named("read_behind");
@@ -448,20 +463,23 @@ impl Module for Check {
 
         // clock 3: the verdict
         let at3 = phase.eq(3).named("decide");
-        let believed = (at3 & !refused).named("believed");
-        let asks = believed & request;
-        let in_order = asks & expected;
-        let (faulty, fault) = first_of(&[
+        // all of it but the key and the search is known since clock 1, and put together in the clock before
+        let known = |name: &str, what: Sig| delay(name, what);
+        let asks = !refused & request;
+        let in_order = at3 & known("in_order", asks & expected);
+        let (early, early_fault) = first_of(&[
             (sequence, code(Reject::OpcodeSequence)),
             (denied, code(Reject::AccessDenied)),
             (not_ready, mux(h.raw, code(Reject::RawNoReceive), code(Reject::ReceiverNotReady))),
             (deep, code(Reject::ReadDepth)),
             (misshapen | bad_total, code(Reject::BadLength)),
             (unaligned, code(Reject::AtomicAlignment)),
-            ((write | keeps) & !key_ok, key_reason),
         ]);
-        let rnr = (!sequence & !denied & not_ready).named("rnr");
-        let access_fault = !any_of(&[sequence, denied, not_ready, deep, misshapen, bad_total, unaligned]);
+        let (early, early_fault) = (known("early", early), known("early_fault", early_fault));
+        let faulty = early | (known("needs_key", write | keeps) & !key_ok);
+        let fault = mux(early, early_fault, key_reason);
+        let rnr = known("rnr", !sequence & !denied & not_ready);
+        let access_fault = !early;
         let raw_under_way = reg_init("raw_under_way", index_width(self.raw_share() + 1), 0);
         let crowded = send & (!io.room | (h.raw & raw_under_way.eq(self.raw_share())));
         let accept = (in_order & !faulty & !crowded).named("accept");
@@ -471,14 +489,13 @@ impl Module for Check {
             raw_under_way + new_raw.extend(raw_under_way.width()) - io.raw_over.extend(raw_under_way.width()),
         );
         let fatal = (nak & !rnr).named("fatal");
-        let again = asks & duplicate;
-        let reack = (again & !denied & !misshapen & !keeps).named("reack");
-        let rewind = (again & !denied & !misshapen & keeps & found).named("rewind");
+        let again = asks & duplicate & !denied & !misshapen;
+        let reack = (at3 & known("acknowledges_again", again & !keeps)).named("reack");
+        let rewind = (at3 & known("reads_again", again & keeps) & found).named("rewind");
         let gap = asks & !expected & !duplicate;
-        let nak_gap = (gap & !e.nak_sent).named("nak_gap");
-
-        let carries = responds & op.ne(Opcode::RcAcknowledge.code());
-        let respond = (believed & responds & !(carries & misshapen)).named("respond");
+        let nak_gap = (at3 & known("gap", gap & !e.nak_sent)).named("nak_gap");
+        let answer = !refused & responds & !(carries & misshapen);
+        let respond = (at3 & known("answer", answer)).named("respond");
         when(fence, || {
             response_valid.set(1);
             response.fence.set(1);

@@ -143,12 +143,15 @@ impl Module for PacketBuffer {
         let data = late("store_data", parse.store_data);
         let last = late("store_last", parse.store_last);
         let accept = hdl::wire("accept", 1);
-        let at = mux(verify.done & !accept, start, tail).named("store_at");
-        let full = (at - head).eq(u64::from(words)).named("full");
+        let rejects = verify.done & !accept;
+        let at = mux(rejects, start, tail).named("store_at");
+        // `words` ahead is the same but for the top bit; either place is looked at before it is known which holds
+        let ahead = |at: Sig| (at ^ head).eq(u64::from(words));
+        let full = mux(rejects, ahead(start), ahead(tail)).named("full");
         let refused = reg_init("refused", 1, 0);
         let refuse = store & (full | refused);
         memory.write(store & !refuse, at.bits(0, bits), data);
-        tail.set(mux(store & !refuse, at + 1, at));
+        tail.set(mux(store & !refuse, mux(rejects, start + 1, tail + 1), at));
         when(refuse, || refused.set(1));
         when(store & last, || refused.set(0));
         let overflow = (wait..4)
@@ -177,11 +180,12 @@ impl Module for PacketBuffer {
         // the judgement
         // whose headers wait has a slot, so this is never full: place may stand still for as long as there are slots
         let queue = instance("queue", &BlockFifo { depth: c.packet_slots, width: Headers::total_width(c) });
-        let no_slot = (newest - oldest).eq(u64::from(c.packet_slots));
+        let no_slot = (newest ^ oldest).eq(u64::from(c.packet_slots));
         // one that waits for its receive WQE holds up the room of all behind it
         let raw_full =
             (newest - oldest).ge(u64::from(c.packet_slots / 2)) | (tail - head).gt(u64::from(words / 2));
-        let raw_full = (verify.headers.raw & raw_full).named("raw_full");
+        // as of the clock before, which is near enough for a share
+        let raw_full = (verify.headers.raw & delay_init("raw_share_full", raw_full)).named("raw_full");
         let room = !overflow & !no_slot & !raw_full;
         hdl::assert_always("headers_find_a_place", !accept | queue.input.ready);
         accept.set(verify.done & verify.good & room);

@@ -75,8 +75,8 @@ use contract::ring::SgeBits;
 use contract::verbs::access;
 use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus};
 use hdl::{
-    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, mux, reg, reg_init,
-    select, when,
+    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, low, mux, reg,
+    reg_init, select, when,
 };
 
 /// Verdicts, and READ responses, that wait in front of place.
@@ -354,7 +354,8 @@ impl Module for Place {
         fifo.input.data.set(io.verdict.data.to_bits());
         io.verdict.ready.set(fifo.input.ready);
         // at rest what enters the empty FIFO is looked at in the same clock; `words` finds it at the head
-        let arrived = Verdict::from_bits(c, fifo.output.data).or_else(c, fifo.output.valid, &io.verdict.data);
+        let waited = Verdict::from_bits(c, fifo.output.data);
+        let arrived = waited.or_else(c, fifo.output.valid, &io.verdict.data);
         let arrives = fifo.output.valid | io.verdict.valid;
         let data = buffer("data_fifo", c, VERDICTS, &io.data);
         let locals = buffer("locals", c, c.qps, &io.local);
@@ -382,7 +383,9 @@ impl Module for Place {
         let data_fence = data.valid & data.data.fence;
         let fence_held = (fence_waits & (used.any() | !data_fence)).named("fence_held");
         let consumed = Stream::<WqeName>::wires(c, "consumed");
-        let from_miss = runnable.any();
+        // nothing is parked but what waits for a receive WQE of the host
+        let of_host = |is: Sig| if c.host { is } else { low() };
+        let from_miss = of_host(runnable.any());
         let from_verdicts = arrives & !fence_held;
         let (data_first, local_first) = (reg_init("data_first", 1, 0), reg_init("local_first", 1, 0));
         let has_data = data.valid & !data.data.fence;
@@ -425,21 +428,28 @@ impl Module for Place {
         };
         let fresh = scatter.or_else(c, from_data, &ends_key.or_else(c, from_local, &arrived));
         let chosen = again.or_else(c, from_miss, &fresh);
-        // an atomic by the key is judged already
-        let ends = is(&chosen, Action::Local) | (is(&chosen, Action::Send) & chosen.with_inv);
-        let overtakes_own =
-            (is(&chosen, Action::Write) | is(&chosen, Action::Send)) & atomic_of.bit_at(chosen.qp);
-        overtakes.set(some & (ends | overtakes_own) & atomics.any());
+        // an atomic by the key is judged already. Each that may be chosen is looked at while it is not yet known which is
+        let overtakes_as = |v: &Verdict| {
+            let ends = is(v, Action::Local) | (is(v, Action::Send) & v.with_inv);
+            ends | ((is(v, Action::Write) | is(v, Action::Send)) & atomic_of.bit_at(v.qp))
+        };
+        let arrived_overtakes = mux(fifo.output.valid, overtakes_as(&waited), overtakes_as(&io.verdict.data));
+        let fresh_overtakes = from_local | (!from_data & arrived_overtakes);
+        let any_overtakes = mux(from_miss, overtakes_as(&again), fresh_overtakes);
+        overtakes.set(some & any_overtakes & atomics.any());
         let v = Verdict::regs(c, "under_way");
         let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
         let unwanted = reg("is_unwanted", 1);
         let list_entry = reg("list_entry", c.read_bits());
-        when(begin, || {
+        // what is not begun is never looked at; whether it is, is known late
+        when(resting, || {
             list_entry.set(data.data.entry);
             v.assign(&chosen);
             missed.set(from_miss);
             entry.set(again_at);
             unwanted.set(from_data & data.data.discard);
+        });
+        when(begin, || {
             data_first.set(!from_data);
             local_first.set(!from_local);
             to(Phase::Words);
@@ -463,10 +473,11 @@ impl Module for Place {
         // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
         let dead = reg_init("dead", c.qps, 0);
         let is_dead = dead.bit_at(v.qp);
-        let (fence, send, write) = (is(&v, Action::Fence), is(&v, Action::Send), is(&v, Action::Write));
-        let (local, is_atomic) = (is(&v, Action::Local), is(&v, Action::Atomic));
+        let (fence, write) = (is(&v, Action::Fence), is(&v, Action::Write));
+        let (send, local) = (of_host(is(&v, Action::Send)), of_host(is(&v, Action::Local)));
+        let is_atomic = is(&v, Action::Atomic);
         let ends_key = (local | (send & v.with_inv)).named("ends_key");
-        let reads = is(&v, Action::Data) | is(&v, Action::Value);
+        let reads = of_host(is(&v, Action::Data) | is(&v, Action::Value));
         // of this side's send queue
         let own = reads | local;
         let scatters = (send | reads).named("scatters");
@@ -586,7 +597,8 @@ impl Module for Place {
         let walked = keying & !lacks & count.none();
         let over = (keying & !lacks & !walked & skip.ge(sge.length)).named("skip_sge");
         let left = sge.length - skip;
-        let piece = reg("piece", 14);
+        let (piece, va) = (reg("piece", 14), reg("piece_va", 64));
+        when(keying, || va.set(sge.addr + skip.extend(64)));
         when(keying & !lacks & !walked & !over, || {
             piece.set(mux(left.lt(rest.extend(32)), left.bits(0, 14), rest));
             to(Phase::Emit);
@@ -630,13 +642,12 @@ impl Module for Place {
         });
 
         // emit: a piece and what follows it
-        let va = sge.addr + skip.extend(64);
         let rights_wanted = lit(8, u64::from(access::LOCAL_WRITE));
         let judged = mr::judge(&entry_word, sge.lkey, va, piece.extend(32), pd, rights_wanted);
         let bad_key = (emitting & scatters & (!judged.ok | beyond(sge.lkey))).named("bad_key");
         let ended_key = (emitting & write & !held).named("ended_key");
         let length = mux(scatters, piece, rest);
-        let whole = length.eq(rest);
+        let whole = !scatters | piece.eq(rest);
         let payload = Stream::<PayloadWrite>::wires(c, "piece_out");
         let finish = Stream::<Finish>::wires(c, "finish_in");
         let write_piece = emitting & !bad_key & !ended_key;
@@ -814,7 +825,7 @@ impl Module for Place {
             qp: f.qp,
             wqe_index: f.wqe_index,
             status: f.status,
-            responds: hdl::low(),
+            responds: low(),
             invalidates: f.local,
             cause: f.cause,
         });

@@ -115,7 +115,7 @@ impl Module for UsCmac {
             assert_always("a_frame_that_is_cut_off_is_bad", !cut | (io.tvalid & io.tlast & io.tuser));
         });
         let aligned = rx.within(|| {
-            let aligned = reg_init("aligned", 1, 0);
+            let aligned = reg_init("is_aligned", 1, 0);
             aligned.set(io.stat_rx_aligned & !io.usr_rx_reset);
             io.aligned.set(aligned);
             aligned

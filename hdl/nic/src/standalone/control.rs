@@ -27,6 +27,7 @@
 use crate::config::Config;
 use crate::flow::FrameBeat;
 use crate::prim::fifo::buffer;
+use crate::prim::sum::sum_is;
 use crate::qp::Initialise;
 use crate::rx::packet_buffer::Release;
 use crate::standalone::Identity;
@@ -38,8 +39,8 @@ use contract::target::{
 };
 use contract::wire::{ETHERTYPE_IPV4, IP_PROTOCOL_UDP};
 use hdl::{
-    Bundle, EnumSig, HwEnum, Memory, Module, PortBuilder, Ports, Sig, Stream, all_of, any_of, cat, high,
-    index_width, lit, low, mux, reg, reg_init, select, when,
+    Bundle, EnumSig, HwEnum, Memory, Module, PortBuilder, Ports, Sig, Stream, all_of, any_of, cat, delay,
+    delay_init, high, index_width, lit, low, mux, reg, reg_init, select, when,
 };
 
 const ETHERTYPE_ARP: u64 = 0x0806;
@@ -72,6 +73,8 @@ enum Phase {
     Arrive,
     /// Its halves.
     Read,
+    /// The last one is judged.
+    Settle,
     /// The sums.
     Sum,
     /// Is it to be answered?
@@ -258,15 +261,17 @@ impl Module for Control {
         // a byte behind the end of the datagram counts as zero
         let odd = reg("odd", 1);
         let last = (at + 1).eq(halves).named("last_half");
-        let h = mux(last & odd, cat(&[word.byte(0), lit(8, 0)]), whole).named("half_now");
-        let read_on = (reading & !last).named("reads_on");
+        let half_now = mux(last & odd, cat(&[word.byte(0), lit(8, 0)]), whole).named("half_now");
         when(reading, || {
             at.set(at + 1);
             word.set(cat(&[lit(16, 0), word.bits(16, 48)]));
             when(at.bits(0, 2).all(), || phase.set(Phase::Fetch));
-            when(last, || phase.set(Phase::Sum));
+            when(last, || phase.set(Phase::Settle));
         });
-        let _ = read_on;
+        when(phase.is(Phase::Settle), || phase.set(Phase::Sum));
+        // it is judged and copied one clock later, out of a register
+        let (h, h_at, h_valid) =
+            (delay("half_word", half_now), delay("half_at", at), delay_init("half_valid", reading));
 
         // what a half says
         let (arp, icmp) = (reg("is_arp", 1), reg("is_icmp", 1));
@@ -279,7 +284,9 @@ impl Module for Control {
         let (qpn, peer_qpn, peer_psn) = (reg("qpn", 24), reg("peer_qpn", 24), reg("peer_psn", 24));
         let path_mtu = reg("path_mtu", 8);
         let gid_fits = reg("gid_fits", 1);
-        let on = |i: u32| reading & at.eq(u64::from(i));
+        let on: Vec<Sig> =
+            (0..EDITED).map(|i| delay_init(&format!("on_{i}"), reading & at.eq(u64::from(i)))).collect();
+        let on = |i: u32| on[i as usize];
         let must = |i: u32, holds: Sig| when(on(i) & !holds, || bad.set(high()));
         let part = |of: Sig, i: u32| of.bits(of.width() - 16 * (i + 1), 16);
         let next_in = |of: Sig| cat(&[of.bits(0, of.width() - 16), h]);
@@ -327,7 +334,7 @@ impl Module for Control {
         when(on(17), || peer_port.set(h));
         when(on(18), || echo_sum.set(h));
         must(18, !udp | h.eq(u64::from(CONTROL_PORT)));
-        must(19, !udp | h.eq(total - 20));
+        must(19, !udp | sum_is(h, lit(16, 20), total));
         when(on(20), || checked.set(h.any()));
         // the datagram
         must(head_field("magic"), !udp | h.eq(u64::from(MAGIC >> 16)));
@@ -357,14 +364,14 @@ impl Module for Control {
         let (header_sum, body_sum) = (reg("header_sum", 17), reg("body_sum", 17));
         let add = |sum: Sig, h: Sig| sum.bits(0, 16).extend(17) + h.extend(17) + sum.bit(16).extend(17);
         let folded = |sum: Sig| sum.bits(0, 16) + sum.bit(16).extend(16);
-        when(reading, || {
-            when(at.lt(7), || header_sum.set(0)).elif(at.lt(17), || header_sum.set(add(header_sum, h)));
-            when(at.lt(13) | (at.eq(17) & icmp), || body_sum.set(mux(at.eq(17), h.extend(17), lit(17, 0))))
+        when(h_valid, || {
+            when(h_at.lt(7), || header_sum.set(0)).elif(h_at.lt(17), || header_sum.set(add(header_sum, h)));
+            when(h_at.lt(13) | (on(17) & icmp), || body_sum.set(mux(on(17), h.extend(17), lit(17, 0))))
                 .otherwise(|| body_sum.set(add(body_sum, h)));
         });
         // UDP counts protocol and length besides
         when(phase.is(Phase::Sum), || {
-            let more = mux(icmp, lit(16, 0), total - 20 + u64::from(IP_PROTOCOL_UDP));
+            let more = mux(icmp, lit(16, 0), total - (20 - u64::from(IP_PROTOCOL_UDP)));
             body_sum.set(add(body_sum, more));
             phase.set(Phase::Judge);
         });
@@ -404,7 +411,8 @@ impl Module for Control {
         io.peer_qp.set(index);
         let entry = Peer::from_bits(&(), io.peer_entry);
         let exists = qpn.bits(c.qp_bits(), 24 - c.qp_bits()).none() & index.ge(u64::from(FIRST_QP));
-        let has = (exists & entry.valid).named("has_peer");
+        // out of registers: what they follow from has come long before
+        let has = delay_init("has_peer", exists & entry.valid);
         let free = reg_init("free", c.qps, ((1 << c.qps) - 1) & !((1 << FIRST_QP) - 1));
         let asks = |o: ControlOperation| operation.eq(u64::from(o.code()));
         let (creates, destroys) = (asks(ControlOperation::Create), asks(ControlOperation::Destroy));
@@ -420,10 +428,10 @@ impl Module for Control {
             (creates & !gid_fits, ControlStatus::BadAddress),
         ];
         let status = reg("status", 8);
-        let fault = faults
-            .iter()
-            .rev()
-            .fold(lit(8, 0), |rest, (holds, s)| mux(*holds, lit(8, u64::from(s.code())), rest));
+        let fault = faults.iter().enumerate().rev().fold(lit(8, 0), |rest, (i, (holds, s))| {
+            let holds = delay_init(&format!("refusal_{i}"), *holds);
+            mux(holds, lit(8, u64::from(s.code())), rest)
+        });
         when(phase.is(Phase::Decide), || {
             status.set(fault);
             phase.set(Phase::Edit);
@@ -517,7 +525,8 @@ impl Module for Control {
         }
         edits.push((17, ping, lit(16, 0)));
         // the type becomes 0 from 8
-        edits.push((18, ping, folded(echo_sum.extend(17) + 0x0800)));
+        let echo_reply_sum = delay("echo_reply_sum", folded(echo_sum.extend(17) + 0x0800));
+        edits.push((18, ping, echo_reply_sum));
         edits.push((17, udp, lit(16, u64::from(CONTROL_PORT))));
         edits.push((18, udp, peer_port));
         edits.push((20, udp, lit(16, 0)));
@@ -553,14 +562,21 @@ impl Module for Control {
             .collect();
         let applies: Vec<Sig> =
             (0..EDITED).map(|i| any_of(&of(i).map(|e| e.1).chain([low()]).collect::<Vec<_>>())).collect();
-        let edit = select(at.bits(0, index_width(EDITED)), &values).named("edit");
-        let edits_now = editing
-            & cat(&applies.into_iter().rev().collect::<Vec<_>>()).bit_at(at.bits(0, index_width(EDITED)));
-        let put = mux(editing, edit, h);
-        let lane: Vec<Sig> = (0..4).rev().map(|i| at.bits(0, 2).eq(i as u64)).collect();
+        // chosen in two clocks: one of eight, then its eight
+        let in_eight = at.bits(0, 3);
+        let eights: Vec<Sig> = values
+            .chunks(8)
+            .enumerate()
+            .map(|(i, eight)| delay(&format!("edit_{i}"), select(in_eight, eight)))
+            .collect();
+        let edit = select(h_at.bits(3, index_width(eights.len() as u32)), &eights).named("edit");
+        let applies = cat(&applies.into_iter().rev().collect::<Vec<_>>());
+        let edits_now = delay_init("edits", editing & applies.bit_at(at.bits(0, index_width(EDITED))));
+        let put = mux(h_valid, h, edit);
+        let lane: Vec<Sig> = (0..4).rev().map(|i| h_at.bits(0, 2).eq(i as u64)).collect();
         reply.write_lanes(
-            reading | edits_now,
-            at.bits(2, HALF - 2).resize(reply.address_width()),
+            h_valid | edits_now,
+            h_at.bits(2, HALF - 2).resize(reply.address_width()),
             cat(&[put.byte(0), put.byte(1)]).repeat(4),
             cat(&lane),
         );
@@ -580,13 +596,17 @@ impl Module for Control {
         let next = mux(io.reply.moves(), sent + 1, sent).named("next_word");
         let ready = reg_init("word_ready", 1, 0);
         let word_out = reply.read("word_out", high(), next.bits(0, reply.address_width()));
-        let final_word = ((bytes + 7).bits(3, 8) - 1).extend(sent.width());
-        let is_last = sent.eq(final_word);
+        // known since the frame was read
+        let final_word = delay("final_word", ((bytes + 7).bits(3, 8) - 1).extend(sent.width()));
+        let lanes = bytes.bits(0, 3);
+        let final_bytes = delay("final_bytes", mux(lanes.any(), lanes.extend(4), lit(4, 8)));
+        let is_last = reg("is_final", 1);
+        is_last.set(mux(io.reply.moves(), (sent + 1).eq(final_word), sent.eq(final_word)));
         io.reply.valid.set(sending & ready);
         io.reply.data.assign(&FrameBeat {
             data: word_out,
             last: is_last,
-            bytes: mux(is_last & bytes.bits(0, 3).any(), bytes.bits(0, 3).extend(4), lit(4, 8)),
+            bytes: mux(is_last, final_bytes, lit(4, 8)),
             error: low(),
         });
         ready.set(sending);

@@ -247,11 +247,12 @@ impl Module for OnChip {
             (delay("put_word", target), delay("put_data", copied), delay("put_lanes", lanes));
         let over = (phase.is(Phase::Copy) & to_write.none() & !put_valid).named("copy_over");
         when(over, || phase.set(Phase::Rest));
-        io.written.set(over & !outward);
+        // out of registers: whoever hears of it does much in that clock
+        io.written.set(delay_init("written_q", over & !outward));
         io.read_done.assign(&ReadDone {
-            valid: over & outward,
+            valid: delay_init("read_over", over & outward),
             client: lit(io.read_done.client.width(), ReadClient::Gather as u64),
-            id,
+            id: delay("read_over_id", id),
             failed: low(),
         });
         let at = io.read_data.address;

@@ -23,7 +23,7 @@ pub mod memory;
 pub mod peers;
 
 use crate::config::Config;
-use crate::flow::{Headers, Scatter, Verdict, WakePulse, WorkItem, response};
+use crate::flow::{Headers, PacketFields, Scatter, Segment as Part, Verdict, WakePulse, WorkItem, response};
 use crate::mac::rgmii::Edges;
 use crate::mac::rgmii_mac::RgmiiMac;
 use crate::prim::merge::merge;
@@ -270,7 +270,7 @@ impl Module for Target {
         let scatter = Scatter::wires(c, "no_scatter");
         scatter.assign_zero();
         place.data.valid.set(answer.valid & answer.data.fence);
-        place.data.data.assign(&Scatter { fence: answer.data.fence, ..scatter });
+        place.data.data.assign(&Scatter { fence: high(), ..scatter });
         answer.ready.set(place.data.ready | !answer.data.fence);
         silent(&place.local);
         silent(&place.doorbell);
@@ -322,8 +322,21 @@ impl Module for Target {
         ignored(&segment.fault);
         ignored(&segment.event);
         ignored(&segment.local);
-        gather.segment.take(&segment.data);
-        gather.words.take(&segment.words);
+        // answers to READs, each of one region by the peer's key
+        let part = &segment.data;
+        gather.segment.valid.set(part.valid);
+        part.ready.set(gather.segment.ready);
+        gather.segment.data.assign(&Part {
+            packet: PacketFields { raw: low(), ..part.data.packet },
+            offset: lit(32, 0),
+            sges: part.data.sges.bits(0, 128).extend(part.data.sges.width()),
+            requests: low(),
+            inline: low(),
+            more: lit(5, 0),
+            ..part.data
+        });
+        silent(&gather.words);
+        ignored(&segment.words);
         on_chip.request.take(&gather.request);
         gather.read_done.assign(&on_chip.read_done);
         gather.rewind.assign_zero();

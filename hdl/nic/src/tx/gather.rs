@@ -345,6 +345,8 @@ impl Module for Gather {
         let list: Vec<Sig> = (0..c.sges).map(|i| segment.sges.bits(i * 128, 128)).collect();
         // a further SGE: two words, or a part of one
         let further = (index.ge(u64::from(c.sges)) & !segment.inline).named("further");
+        // an answer has one
+        let further = if c.host { further } else { low() };
         let half = (reg("half_sge", 64), reg_init("half_there", 1, 0));
         let (whole, sge_word, spends) = if c.data_bytes == 8 {
             (half.1, cat(&[io.words.data, half.0]), high())
@@ -361,15 +363,23 @@ impl Module for Gather {
         let sge = SgeBits::unpack(
             mux(further, sge_word, select(index.bits(0, index_width(c.sges)), &list)).named("sge"),
         );
-        let inside = skip.lt(sge.length);
-        let available = sge.length - skip;
         let rest = mux(remain.gt(MOST_READ), lit(13, MOST_READ), remain);
-        let takes = mux(available.lt(rest.extend(32)), available.bits(0, 13), rest).named("takes");
-        let left = mux(inside, remain - takes, remain).named("left");
+        // how far into this SGE one read would come, and all that remains: known before its length is, so that one comparison
+        // is what that costs
+        let reach = (skip.extend(33) + rest.extend(33)).named("reach");
+        let all = (skip.extend(33) + remain.extend(33)).named("reach_of_all");
+        let length = sge.length.extend(33);
+        let inside = skip.lt(sge.length);
+        let ends_first = length.lt(reach).named("sge_ends_first");
+        let takes = mux(ends_first, (sge.length - skip).bits(0, 13), rest).named("takes");
+        let left =
+            mux(inside, mux(ends_first, (all - length).bits(0, 13), remain - rest), remain).named("left");
+        let none_left =
+            mux(inside, mux(ends_first, all.eq(length), remain.eq(rest)), remain.none()).named("none_left");
         // more of this SGE is wanted than one read brings
-        let stays = (inside & available.gt(takes.extend(32)) & left.any()).named("stays_in_sge");
+        let stays = (inside & reach.lt(length) & remain.ne(rest)).named("stays_in_sge");
         when(reserve | (step & !stays), || half.1.set(0)).elif(takes_half & io.words.valid, || half.1.set(1));
-        let ends = left.none() | (index.eq(segment.more + u64::from(c.sges - 1)) & !stays);
+        let ends = none_left | (index.eq(segment.more + u64::from(c.sges - 1)) & !stays);
         let to_take = reg("words_to_take", 8);
         let words_left = mux(phase.eq(1), brings, to_take.any());
         let piece = Piece::regs(c, "piece");
@@ -385,12 +395,12 @@ impl Module for Gather {
                 remote: segment.responds,
             });
             index.set(index + (!stays).extend(5));
-            skip.set(mux(stays, skip + takes.extend(32), mux(inside, lit(32, 0), skip - sge.length)));
+            skip.set(mux(stays, reach.bits(0, 32), mux(inside, lit(32, 0), skip - sge.length)));
             remain.set(left);
             when(inside, || at.set(at + takes.extend(at.width())));
             when(ends, || phase.set(mux(words_left, lit(2, 3), lit(2, 0))));
         });
-        let short = delay_init("short", step & ends & left.any());
+        let short = delay_init("short", step & ends & !none_left);
 
         // or one word of inline data: what a word leaves over opens the next. Payload byte 0 is at lane `from`
         let (bits, from) = (c.data_bits(), 32 % c.data_bytes);
@@ -500,7 +510,9 @@ impl Module for Gather {
             .map(|i| {
                 let count = reg_init(&format!("reads_{i}"), count_bits, 0);
                 let bit = |set: Sig| set.bit(i).extend(count_bits);
-                count.set(count + bit(more) - bit(fewer) - bit(unasked));
+                // whether one more is asked for is known last
+                let fewer = count - bit(fewer) - bit(unasked);
+                count.set(mux(more.bit(i), fewer + 1, fewer));
                 count.any()
             })
             .collect();

@@ -36,8 +36,9 @@ use contract::wire::{
 };
 use hdl::{
     Bundle, Module, Ports, Sig, Stream, any_of, cat, crc32_back, crc32_next, delay, delay_init, high,
-    instance, lit, low, mux, reg, reg_init, select, when,
+    index_width, instance, lit, low, mux, reg, reg_init, select, when,
 };
+use std::collections::BTreeSet;
 
 /// BTH MigReq. 0 as soft-RoCE sends it; ConnectX sends 1; receivers take either.
 const MIG_REQ: u64 = 0;
@@ -132,20 +133,22 @@ pub fn opcode_is(opcode: Sig, f: impl Fn(&OpcodeRow) -> bool) -> Sig {
 /// Bytes before the payload, 7 bits: 54 to 106, or 0. gather aligns by it.
 pub fn header_bytes(packet: &PacketFields) -> Sig {
     let (outer, opcode) = (&packet.outer, packet.opcode);
-    let reth = opcode_is(opcode, |r| r.headers.reth);
-    let aeth = opcode_is(opcode, |r| r.headers.aeth);
-    let imm = opcode_is(opcode, |r| r.headers.immdt || r.headers.ieth);
-    let atomic = opcode_is(opcode, |r| r.headers.atomic);
-    let atomic_ack = opcode_is(opcode, |r| r.headers.atomic_ack);
-    let bytes = lit(7, u64::from(BASE))
-        + mux(atomic, lit(7, 28), lit(7, 0))
-        + cat(&[atomic_ack, lit(3, 0)]).extend(7)
-        + cat(&[reth, lit(4, 0)]).extend(7)
-        + cat(&[aeth, low(), low()]).extend(7)
-        + cat(&[imm, low(), low()]).extend(7)
-        + cat(&[outer.tagged, low(), low()]).extend(7)
-        + mux(outer.ipv6, lit(7, 20), lit(7, 0));
-    mux(packet.raw, lit(7, 0), bytes)
+    let extension = |r: &OpcodeRow| {
+        let h = &r.headers;
+        let of = |has: bool, bytes: u32| if has { bytes } else { 0 };
+        of(h.atomic, 28) + of(h.atomic_ack, 8) + of(h.reth, 16) + of(h.aeth, 4) + of(h.immdt || h.ieth, 4)
+    };
+    let lengths: BTreeSet<u32> = Opcode::ALL.iter().map(|o| extension(&o.row())).filter(|n| *n > 0).collect();
+    // for each length the sum is a constant per kind of frame: nothing is added
+    let base = |more: u32| {
+        let at = |outer: u32| lit(7, u64::from(BASE + outer + more));
+        mux(outer.ipv6, mux(outer.tagged, at(24), at(20)), mux(outer.tagged, at(4), at(0)))
+    };
+    let is: Vec<(Sig, u32)> =
+        lengths.into_iter().map(|n| (opcode_is(opcode, |r| extension(r) == n), n)).collect();
+    let none = !any_of(&is.iter().map(|(is, _)| *is).collect::<Vec<_>>());
+    let bytes = is.into_iter().fold(base(0) & none.repeat(7), |all, (is, n)| all | (base(n) & is.repeat(7)));
+    bytes & (!packet.raw).repeat(7)
 }
 
 /// First byte of the IP header, then of the UDP header, for each kind of frame, in the order of [`by_outer`].
@@ -251,8 +254,9 @@ impl Module for Packetise {
         let accept = (accepting & (io.control.valid | data_valid)).named("accept");
         when(take, || phase.set(0));
         when(phase.any() & !phase.eq(3), || phase.set(phase + 1));
-        when(accept, || {
-            phase.set(1);
+        when(accept, || phase.set(1));
+        // a packet that is none is never looked at; whether there is one is known late
+        when(accepting, || {
             packet.assign(&fields);
             is_data.set(!from_control);
             address.set(io.data.data.address);
@@ -267,9 +271,11 @@ impl Module for Packetise {
         });
         let path = QpPathBits::unpack(path);
         let addresses = QpAddressesBits::unpack(addresses);
-        let row = |f: fn(&OpcodeRow) -> bool| opcode_is(packet.opcode, f);
-        let (has_reth, has_atomic) = (row(|r| r.headers.reth), row(|r| r.headers.atomic));
-        let has_aeth = row(|r| r.headers.aeth);
+        // for 3, out of registers
+        let row = |name: &str, f: fn(&OpcodeRow) -> bool| delay(name, opcode_is(packet.opcode, f));
+        let has_target = row("has_target", |r| r.headers.reth || r.headers.atomic);
+        let (has_atomic, has_aeth) =
+            (row("has_atomic", |r| r.headers.atomic), row("has_aeth", |r| r.headers.aeth));
         let raw = packet.raw;
         let pad = lit(2, 0) - packet.length.bits(0, 2);
         let position = |name: &str| reg(name, POSITION);
@@ -280,11 +286,12 @@ impl Module for Packetise {
         let payload = packet.length.extend(POSITION);
         when(phase.eq(1), || {
             head.set(header);
+            // one addition each behind the header's length, which is known late
+            let padded = payload + pad.extend(POSITION);
             end.set(header + payload);
             // of a raw frame, where it ends or behind
-            let trailer = header + payload + pad.extend(POSITION);
-            icrc_at.set(trailer);
-            frame_end.set(mux(raw, payload, trailer + 4));
+            icrc_at.set(header + padded);
+            frame_end.set(mux(raw, payload, header + (padded + 4)));
         });
 
         // 2, 3 and the clock behind: IPv4 checksum
@@ -366,7 +373,7 @@ impl Module for Packetise {
         let target = cat(&[packet.va, packet.rkey]);
         let aeth = AethBits { syndrome: packet.syndrome, msn: packet.msn }.pack();
         let imm = packet.imm.swap_bytes();
-        let first_word = mux(has_reth | has_atomic, target.bits(64, 32), mux(has_aeth, aeth, imm));
+        let first_word = mux(has_target, target.bits(64, 32), mux(has_aeth, aeth, imm));
         let next_words = mux(has_aeth, packet.value, target.bits(0, 64));
         let operands = cat(&[packet.value, packet.compare]);
         let rest = mux(has_atomic, operands, cat(&[packet.dma_length, imm, lit(64, 0)]));
@@ -475,7 +482,8 @@ impl Module for Packetise {
             .collect();
         let a_valid = delay_init("a_valid", issue);
         let a_beat = delay("a_beat", mux(beat.ge(u64::from(beats)), lit(beat_bits, u64::from(beats)), beat));
-        let a_header = delay("a_header", select(beat, &slices));
+        // behind the header nobody looks
+        let a_header = delay("a_header", select(beat.bits(0, index_width(beats)), &slices));
         let a_in_header = delay("a_in_header", below(head_at));
         let a_live = delay("a_live", below(end_at));
         let a_closing = delay("a_closing", beat.eq(icrc_place.0));

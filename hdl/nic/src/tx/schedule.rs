@@ -23,7 +23,7 @@
 use crate::config::Config;
 use crate::flow::{Turn, TurnDone, WakePulse};
 use crate::qp::Initialise;
-use hdl::{Bundle, Module, Ports, Sig, Stream, cat, high, lit, low, mux, reg_init, when};
+use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, high, lit, low, mux, reg_init, when};
 
 /// The schedule stage.
 #[derive(Clone, Debug)]
@@ -74,16 +74,22 @@ pub struct ScheduleIo {
     pub idle: Sig,
 }
 
-/// The lowest 1 of `bits`: (there is one, its number). A tree, log2 deep.
+/// The lowest 1 of `bits`: (there is one, it alone). A tree, log2 deep.
 fn lowest(bits: Sig) -> (Sig, Sig) {
     let w = bits.width();
-    if w == 2 {
-        return (bits.any(), !bits.bit(0));
+    if w == 1 {
+        return (bits, bits);
     }
     let half = w / 2;
-    let ((low_any, low_at), (high_any, high_at)) =
+    let ((low_any, low_one), (high_any, high_one)) =
         (lowest(bits.bits(0, half)), lowest(bits.bits(half, half)));
-    (low_any | high_any, cat(&[!low_any, mux(low_any, low_at, high_at)]))
+    (low_any | high_any, cat(&[high_one & (!low_any).repeat(half), low_one]))
+}
+
+/// The number of the only 1 in `bits`.
+fn number(bits: Sig, width: u32) -> Sig {
+    let ones = |b: u32| (0..bits.width()).filter(move |i| i >> b & 1 == 1).map(|i| bits.bit(i));
+    cat(&(0..width).rev().map(|b| any_of(&ones(b).collect::<Vec<_>>())).collect::<Vec<_>>())
 }
 
 impl Module for Schedule {
@@ -115,12 +121,13 @@ impl Module for Schedule {
             (1..n).rev().map(|i| last.lt(lit(c.qp_bits(), u64::from(i)))).chain([low()]).collect();
         let above = cat(&above);
         let candidates = (ready & !busy & (owes | io.room.repeat(n))).named("candidates");
-        let ((next_any, next_at), (any, all_at)) = (lowest(candidates & above), lowest(candidates));
+        let ((next_any, next_one), (any, first_one)) = (lowest(candidates & above), lowest(candidates));
+        let chosen = mux(next_any, next_one, first_one).named("chosen");
         // else a doorbell in this very clock: its producer is read behind it
         let bell = &io.doorbell;
         let at_once = bell.valid & !busy.bit_at(bell.qp) & io.room;
         let at_once = (at_once & !any & !turn_valid & !io.fence_valid).named("at_once");
-        let qp = mux(any, mux(next_any, next_at, all_at), bell.qp).named("chosen_qp");
+        let qp = mux(any, number(chosen, c.qp_bits()), bell.qp).named("chosen_qp");
         let choose = ((!turn_valid & (io.fence_valid | any)) | at_once).named("choose");
         io.fence_ready.set(!turn_valid & io.fence_valid);
         when(io.turn.ready, || turn_valid.set(0));
@@ -130,7 +137,8 @@ impl Module for Schedule {
             when(!io.fence_valid, || turn.qp.set(qp));
         });
 
-        let started = one(choose & !io.fence_valid, qp);
+        let given = chosen & (!turn_valid & !io.fence_valid).repeat(n);
+        let started = given | one(at_once, bell.qp);
         let ended = one(io.done.moves(), io.done.data.qp);
         let again = one(io.done.moves() & io.done.data.again, io.done.data.qp);
         let forgotten = one(io.initialise.moves() & io.initialise.data.reset, io.initialise.data.qp);

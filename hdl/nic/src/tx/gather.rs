@@ -32,10 +32,12 @@
 //! carries the status that the peer will see.
 //!
 //! A request whose QP has gone back since it was cut (`rewind`) will be cut again, and the peer can only refuse it: it is
-//! dropped, even if packetise has been offered it, but not if it is faulty. Reads that wait for `request` are withdrawn; it leaves
-//! when those under way are over. So what is sent again waits for hardly more than its own reads. Of a QP that goes back before
-//! anything that it sent again has left (its timeout is shorter than the way to the line) nothing more is dropped: each way
-//! back sends a packet.
+//! dropped in its turn, but not if it is known to be faulty. Reads that wait for `request` are withdrawn; nobody waits for those under
+//! way but its room. Of a QP that goes back before anything that it sent again has left (its timeout is shorter than the way to the
+//! line) nothing more is dropped: each way back sends a packet.
+//!
+//! A request that has left lies in the ring until it is overwritten. If it comes again (same QP, PSN, length and lane, and no
+//! fence since) it leaves from there: its keys are judged, and nothing is read. The ring's tail stops at what is under way again.
 //!
 //! `sent`: packetise pulses it once per frame taken (not for the fence), in order, when it has read the payload, zero
 //! bytes included.

@@ -95,13 +95,20 @@ pub enum Error {
     )]
     Failed { operation: &'static str, how: String, words: String },
     /// Nobody in the chain.
-    #[error("identify the FPGA: no device answers; see that the board has power, and its JTAG jumpers")]
+    #[error(
+        "identify the FPGA: no device answers; see that the board has power, and the jumpers of its JTAG chain: J50, 1-2 and 3-5"
+    )]
     NoDevice,
     /// Others in the chain.
     #[error(
         "identify the FPGA: {found} answers, not {IDCODE:#010x} ({DEVICE}); it is another board: choose the right one by -- and the options of openFPGALoader"
     )]
     WrongDevice { found: String },
+    /// The FPGA has found fault with what came in.
+    #[error(
+        "{operation}: the FPGA refuses what came in (status register: {status}); file and manifest agree, so bits may be lost on the way: try a slower clock, -- --cable ft2232 --freq 1000000"
+    )]
+    Refused { operation: &'static str, status: String },
     /// Loaded, and does not start.
     #[error(
         "{operation}: all bytes went in, but DONE did not rise (status register: {status}); switch the board off and on and load it again; if it stays so, something on the board holds DONE"

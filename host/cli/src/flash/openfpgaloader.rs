@@ -38,19 +38,24 @@ impl Loader<'_> {
         // verbose: only then it tells the status of a success
         let arguments = ["--write-sram", "--verbose", "--file-type", "bit"].map(OsStr::new);
         let output = self.run(operation, &[&arguments[..], &[file.as_os_str()]].concat())?;
-        let status = status(&String::from_utf8_lossy(&output.stdout));
-        let done = status.as_ref().is_some_and(|status| status.iter().any(|line| line == "Done Flag"));
         if let Some(found) = mismatch(&String::from_utf8_lossy(&output.stderr)) {
             return Err(Error::WrongDevice { found });
         }
-        match status {
-            _ if output.status.success() && done => Ok(()),
+        let text = String::from_utf8_lossy(&output.stdout);
+        // what it has shown before tells of what was there before
+        let status_behind = |words: &str| text.rsplit_once(words).and_then(|(_, behind)| status(behind));
+        let refused = status_behind("Enable configuration")
+            .filter(|status| status.iter().any(|line| line.ends_with(" ERR")));
+        if let Some(status) = refused {
+            return Err(Error::Refused { operation, status: status.join(", ") });
+        }
+        demand_success(operation, &output)?;
+        let status = status_behind("Disable configuration")
+            .ok_or(Error::Unsaid { operation, what: "the status register" })?;
+        match status.iter().any(|line| line == "Done Flag") {
+            true => Ok(()),
             // it has come to the end of the bitstream without an error, and asks no more
-            Some(status) if output.status.success() => {
-                Err(Error::NotDone { operation, status: status.join(", ") })
-            }
-            None if output.status.success() => Err(Error::Unsaid { operation, what: "the status register" }),
-            status => Err(failed(operation, &output, status)),
+            false => Err(Error::NotDone { operation, status: status.join(", ") }),
         }
     }
 
@@ -64,14 +69,16 @@ impl Loader<'_> {
         if let Some(at) = differs_at(&both) {
             return Err(Error::Differs { at });
         }
-        match (output.status.success(), text.contains("Verifying write")) {
+        let verifying = text.rsplit_once("Verifying write").map_or("", |(_, after)| after);
+        let compared = verifying.split("Refresh: ").next().is_some_and(|text| text.contains("Done\n"));
+        match (output.status.success(), compared) {
             // it comes last, and ends well only with DONE
             (true, true) if text.contains("Refresh: DONE") => Ok(()),
             (true, true) => Err(Error::Unsaid { operation, what: "a start from the flash" }),
             (true, false) => Err(Error::Unsaid { operation, what: "reading back" }),
-            // read back and found the same
+            // found the same
             (false, true) => Err(Error::NotStarted { status: status(&text).unwrap_or_default().join(", ") }),
-            (false, false) => Err(failed(operation, &output, status(&text))),
+            (false, false) => Err(failed(operation, &output)),
         }
     }
 
@@ -88,16 +95,13 @@ impl Loader<'_> {
 }
 
 fn demand_success(operation: &'static str, output: &Output) -> Result<()> {
-    if output.status.success() { Ok(()) } else { Err(failed(operation, output, None)) }
+    if output.status.success() { Ok(()) } else { Err(failed(operation, output)) }
 }
 
-fn failed(operation: &'static str, output: &Output, status: Option<Vec<String>>) -> Error {
+fn failed(operation: &'static str, output: &Output) -> Error {
     let mut words = last_words(&String::from_utf8_lossy(&output.stderr));
     if words.is_empty() {
         words = last_words(&String::from_utf8_lossy(&output.stdout));
-    }
-    if let Some(status) = status {
-        words += &format!("; status register: {}", status.join(", "));
     }
     Error::Failed { operation, how: output.status.to_string(), words }
 }

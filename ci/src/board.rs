@@ -23,7 +23,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use lexopt::prelude::*;
 
-use crate::{Args, Task, ecp5, install, run, synth, usage};
+use crate::{Args, Task, ecp5, install, run, step::Verdict, synth, usage};
 
 /// Boards with Vivado projects.
 const BOARDS: [&str; 1] = ["alveo-u55c"];
@@ -42,12 +42,12 @@ const FILES: [&str; 8] = [
 /// The task `board`.
 pub const TASK: Task = Task {
     name: "board",
-    args: "alveo-u55c [--project [--update]] [--cosim [--only TEST]] | ecp5-versa [--update] [--again] [--cosim [--only TEST]]",
-    about: "alveo-u55c: its Vivado project, checked against the RTL with recorded stubs; ecp5-versa: its bitstream; the edge of either in co-simulation",
+    args: "alveo-u55c [--project [--update]] [--cosim [--only TEST]] | ecp5-versa [--update] [--again] [--flash] [--cosim [--only TEST]]",
+    about: "alveo-u55c: its Vivado project, checked against the RTL with recorded stubs; ecp5-versa: its bitstream, and the way of one into it; the edge of either in co-simulation",
     needs: &["constraints/alveo-u55c"],
     run: |mut args: Args| {
         let (mut board, mut update, mut only) = (None, false, None);
-        let (mut projects, mut simulates, mut again) = (false, false, false);
+        let (mut projects, mut simulates, mut again, mut flashes) = (false, false, false, false);
         while let Some(arg) = args.next()? {
             match arg {
                 Long("project") => projects = true,
@@ -55,6 +55,7 @@ pub const TASK: Task = Task {
                 Long("only") => only = Some(args.value()?),
                 Long("update") => update = true,
                 Long("again") => again = true,
+                Long("flash") => flashes = true,
                 Value(name) if board.is_none() => board = Some(name.string()?),
                 other => return Err(other.unexpected().into()),
             }
@@ -65,6 +66,12 @@ pub const TASK: Task = Task {
             board.ok_or_else(|| usage(format!("name a board: {}, {}", BOARDS.join(", "), ecp5::BOARD)))?;
         install::install(false)?;
         if board == ecp5::BOARD {
+            if flashes {
+                if let Verdict::Skipped(why) = ecp5::flash()? {
+                    println!("{why}");
+                }
+                return Ok(());
+            }
             return if simulates { ecp5::cosim(only.as_deref()) } else { ecp5::bitstream(update, again) };
         }
         if projects || !simulates {

@@ -8,13 +8,14 @@
 //! Tools are those of `ci/tools/ecp5.txt`, pinned. In: the tree. Out: `versa.bit` and `versa.svf` with their manifest; a
 //! failure that names the clock that is too slow, the cell that there are too few of, or bytes that are not those of the
 //! committed manifest though RTL and tools are. `--update` commits the new manifest (to the tree, not to git); `--again` builds
-//! twice and compares. `--cosim`: the MAC at the pins, with the DDR cells' models, against the PHY of cocotbext-eth.
+//! twice and compares. `--flash`: the way of a bitstream into the board, with the real openFPGALoader and a model of the JTAG port.
+//! `--cosim`: the MAC at the pins, with the DDR cells' models, against the PHY of cocotbext-eth.
 
 use std::{ffi::OsStr, fs, path::PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{board, run, step::Verdict, synth};
+use crate::{board, loader, run, step::Verdict, synth};
 
 /// Its name.
 pub const BOARD: &str = "ecp5-versa";
@@ -61,10 +62,28 @@ pub fn bitstream(update: bool, again: bool) -> Result<()> {
     Ok(())
 }
 
+/// Where the bitstream of the MAC alone is built.
+fn small() -> PathBuf {
+    board::folder("rgmii-loop").join("out")
+}
+
+/// Places and routes the MAC alone.
+fn build_small() -> Result<()> {
+    let mut tool = tool("rgmii-loop", "none.v", "loop.lpf")?;
+    run::show(tool.args(["--top", "rgmii_loop", "--out"]).arg(small()))
+}
+
+/// Loads the small bitstream, and whatever is to be refused.
+pub fn flash() -> Result<Verdict> {
+    if !small().join("manifest.toml").exists() {
+        build_small()?;
+    }
+    loader::tests(&small())
+}
+
 /// Places and routes the MAC alone, and says whether the committed bitstream is of the present RTL.
 pub fn sample() -> Result<Verdict> {
-    let mut small = tool("rgmii-loop", "none.v", "loop.lpf")?;
-    run::show(small.args(["--top", "rgmii_loop", "--out"]).arg(board::folder("rgmii-loop").join("out")))?;
+    build_small()?;
     // stale is told, and fails nothing: a bitstream is built when somebody wants one
     let mut tool = tool(BOARD, "pads.v", "versa.lpf")?;
     run::show(tool.args(["--digest", "--manifest", MANIFEST]))?;

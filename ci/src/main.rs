@@ -10,6 +10,7 @@
 //! so it builds in seconds on a machine that has nothing but Rust and a linker.
 //! It never writes outside the repository and its target folder, except that `install` asks apt for packages.
 
+mod apt;
 mod bench;
 mod board;
 mod captures;
@@ -22,6 +23,7 @@ mod generate;
 mod install;
 mod interop;
 mod list;
+mod loader;
 mod mutants;
 mod run;
 mod soak;

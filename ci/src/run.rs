@@ -93,6 +93,16 @@ pub fn keep(mut command: Command) -> (String, Result<()>) {
     (said, result)
 }
 
+/// Runs a program whose chatter nobody wants, unless it fails.
+pub fn quietly(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot start `{}`", typed(command)))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        bail!("`{}` failed: {}\n{said}", typed(command), output.status);
+    }
+    Ok(())
+}
+
 /// Whether the command ran and succeeded; prints nothing.
 pub fn succeeds(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())

@@ -63,5 +63,6 @@ fn test(args: Args) -> anyhow::Result<()> {
     steps.step("eight exchanges with Linux", interop::sample);
     steps.step("project of alveo-u55c", || board::project("alveo-u55c", false).map(|()| Verdict::Passed));
     steps.step("bitstream of ecp5-versa", ecp5::sample);
+    steps.step("flash ecp5-versa", ecp5::flash);
     steps.close()
 }

@@ -17,7 +17,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, channel},
     time::{Duration, Instant},
 };
@@ -26,7 +26,9 @@ use anyhow::{Context, Result, bail, ensure};
 use lexopt::prelude::*;
 
 use crate::{
-    Args, Task, fresh, run,
+    Args, Task,
+    apt::{self, Apt},
+    run,
     step::{Steps, Verdict, clock},
 };
 
@@ -188,20 +190,14 @@ pub fn packages(home: &Path) -> Result<Verdict> {
             fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
         }
     }
-    let mirror = fresh::apt_sources().context("no Debian mirror in the apt sources of this machine")?;
-    let apt = Apt::new(&home.join("apt"), &mirror)?;
     println!("fetching QEMU, a kernel and a few programs, some 190 MB");
-    run::show(&mut apt.command("apt-get", &["update"]))?;
+    let apt = Apt::updated(&home.join("apt"), &[RELEASE, NEWER])?;
     let qemu = apt.fetch("qemu", &[&["-t", NEWER], QEMU].concat())?;
     let programs = apt.fetch("programs", PROGRAMS)?;
-    let kernel = apt.kernel()?;
+    let kernel = kernel(&apt)?;
     fs::write(home.join("versions"), versions(qemu.iter().chain(&programs)))?;
     for (files, folder) in [(qemu, "qemu"), (programs, "guest")] {
-        fs::create_dir_all(home.join(folder))?;
-        for file in files {
-            let mut unpack = run::command("dpkg-deb", ["--extract"]);
-            quietly(unpack.arg(&file).arg(home.join(folder)))?;
-        }
+        apt::unpack(&files, &home.join(folder))?;
     }
     let mut unpack = run::command(
         "sh",
@@ -212,7 +208,7 @@ pub fn packages(home: &Path) -> Result<Verdict> {
             "sh",
         ],
     );
-    quietly(unpack.arg(&kernel).arg(home.join("guest")).args(KERNEL_FILES))?;
+    run::quietly(unpack.arg(&kernel).arg(home.join("guest")).args(KERNEL_FILES))?;
     fs::remove_dir_all(home.join("apt"))?;
     fs::write(stamp, wanted)?;
     Ok(Verdict::Passed)
@@ -234,100 +230,22 @@ pub fn version(home: &Path, package: &str) -> Result<String> {
     Ok(line.with_context(|| format!("{package} is not unpacked"))?.to_owned())
 }
 
-/// An apt with lists, cache and state of its own, that knows this machine's mirror and believes nothing installed.
-struct Apt {
-    home: PathBuf,
-    options: Vec<String>,
-}
-
-impl Apt {
-    fn new(home: &Path, mirror: &str) -> Result<Apt> {
-        for folder in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(home.join(folder))
-                .with_context(|| format!("cannot create {}", home.display()))?;
-        }
-        let sources = home.join("debian.sources");
-        let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
-        fs::write(
-            &sources,
-            format!(
-                "Types: deb\nURIs: {mirror}\nSuites: {RELEASE} {NEWER}\nComponents: main\nSigned-By: {keys}\n"
-            ),
-        )?;
-        fs::write(home.join("status"), "")?;
-        let path = |name: &str| home.join(name).display().to_string();
-        let options = [
-            ("Dir::Etc::sourcelist", path("debian.sources")),
-            ("Dir::Etc::sourceparts", "/dev/null".into()),
-            ("Dir::Etc::preferences", "/dev/null".into()),
-            ("Dir::Etc::preferencesparts", "/dev/null".into()),
-            ("Dir::State::Lists", path("lists")),
-            ("Dir::Cache", path("cache")),
-            ("Dir::State::status", path("status")),
-            ("APT::Architecture", "amd64".into()),
-            ("APT::Install-Recommends", "false".into()),
-            ("APT::Sandbox::User", "root".into()),
-            ("Acquire::Languages", "none".into()),
-            ("Acquire::Retries", "3".into()),
-            ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false".into()),
-        ];
-        let options = options.into_iter().map(|(name, value)| format!("--option={name}={value}")).collect();
-        Ok(Apt { home: home.into(), options })
-    }
-
-    fn command(&self, program: &str, args: &[&str]) -> Command {
-        let mut command = run::command(program, &self.options);
-        command.arg("--quiet").args(args);
-        command
-    }
-
-    /// The packages and all that they depend on.
-    fn fetch(&self, name: &str, packages: &[&str]) -> Result<Vec<PathBuf>> {
-        quietly(
-            &mut self.command("apt-get", &[&["install", "--yes", "--download-only"], packages].concat()),
-        )?;
-        let folder = self.home.join(name);
-        fs::create_dir(&folder)?;
-        let mut files = Vec::new();
-        for entry in fs::read_dir(self.home.join("cache/archives"))? {
-            let entry = entry?;
-            if entry.path().extension().is_some_and(|extension| extension == "deb") {
-                let to = folder.join(entry.file_name());
-                fs::rename(entry.path(), &to)?;
-                files.push(to);
-            }
-        }
-        println!("{name}: {} packages", files.len());
-        Ok(files)
-    }
-
-    /// The kernel's package alone: what it depends on only serves to install it.
-    fn kernel(&self) -> Result<PathBuf> {
-        let text = run::output(&mut self.command("apt-cache", &["show", "--no-all-versions", KERNEL]))?;
-        let package = depends(&text).with_context(|| format!("{KERNEL} depends on no package:\n{text}"))?;
-        let folder = self.home.join("kernel");
-        fs::create_dir(&folder)?;
-        quietly(self.command("apt-get", &["download", package]).current_dir(&folder))?;
-        println!("kernel: {package}");
-        let file = fs::read_dir(&folder)?.next().context("apt-get downloaded no file")?;
-        Ok(file?.path())
-    }
+/// The kernel's package alone: what it depends on only serves to install it.
+fn kernel(apt: &Apt) -> Result<PathBuf> {
+    let text = run::output(&mut apt.command("apt-cache", &["show", "--no-all-versions", KERNEL]))?;
+    let package = depends(&text).with_context(|| format!("{KERNEL} depends on no package:\n{text}"))?;
+    let folder = apt.home().join("kernel");
+    fs::create_dir(&folder)?;
+    run::quietly(apt.command("apt-get", &["download", package]).current_dir(&folder))?;
+    println!("kernel: {package}");
+    let file = fs::read_dir(&folder)?.next().context("apt-get downloaded no file")?;
+    Ok(file?.path())
 }
 
 /// The first package that a control stanza depends on.
 fn depends(stanza: &str) -> Option<&str> {
     let line = stanza.lines().find_map(|line| line.strip_prefix("Depends: "))?;
     line.split([' ', ',']).next().filter(|name| !name.is_empty())
-}
-
-/// Runs a program whose chatter nobody wants, unless it fails.
-fn quietly(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("cannot start `{}`", run::typed(command)))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        bail!("`{}` failed: {}\n{said}", run::typed(command), output.status);
-    }
-    Ok(())
 }
 
 // ---- programs
@@ -409,7 +327,7 @@ pub fn initramfs(home: &Path) -> Result<()> {
         ],
     );
     pack.arg(home.join("initramfs")).current_dir(&root);
-    quietly(&mut pack)?;
+    run::quietly(&mut pack)?;
     let bytes = fs::metadata(home.join("initramfs"))?.len();
     println!("initramfs of {} MB", bytes >> 20);
     Ok(())
@@ -844,17 +762,5 @@ mod tests {
     fn only_the_shell_blocks_of_a_page_are_commands() {
         let page = "# Page\n```sh\na\nb\n```\ntext `code`\n```\nout\n```\n```sh\nc\n```\n";
         assert_eq!(blocks(page), ["a\nb\n", "c\n"]);
-    }
-
-    #[test]
-    fn apt_keeps_to_its_own_folders_and_believes_nothing_installed() {
-        let home = run::target().join(format!("ci-vm-test-{}", std::process::id()));
-        let apt = Apt::new(&home, "http://mirror.example/debian").unwrap();
-        let line = run::typed(&apt.command("apt-get", &["update"]));
-        for part in ["Lists", "Cache", "State::status", "Etc::sourcelist"] {
-            assert!(line.contains(&format!("{part}={}", home.display())), "{part}: {line}");
-        }
-        assert_eq!(fs::read_to_string(home.join("status")).unwrap(), "");
-        fs::remove_dir_all(home).unwrap();
     }
 }

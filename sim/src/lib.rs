@@ -4,11 +4,13 @@
 //! story | vfio-user client > room > card 0: root complex <TLP beats> Verilated RTL <XGMII, CMAC> wire <> RTL <> root
 //! ```
 //!
-//! Everything here is sans-IO and runs in simulated time, except [`server`], which serves other processes.
+//! Everything here is sans-IO and runs in simulated time, except [`server`] and the JTAG cable of [`ecp5`], which serve other
+//! processes.
 
 pub mod backend;
 pub mod capture;
 pub mod card;
+pub mod ecp5;
 mod error;
 pub mod function;
 pub mod memory;

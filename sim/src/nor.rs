@@ -1,5 +1,5 @@
-//! A serial NOR flash, as a chip of 1.8 V with four-byte addresses behaves: at its pins or byte by byte, with its times, and
-//! with a power supply that can go at any instant.
+//! A serial NOR flash, as a chip behaves at its pins or byte by byte, with its times, and with a power supply that can go at any
+//! instant: one that has commands with four-byte addresses, or an older one with three.
 //!
 //! ```text
 //! pins (select, clock, mosi > miso) ─┐
@@ -18,6 +18,8 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::{io, ops::Range, time::Duration};
 
 const PAGE: usize = 256;
+const SUBSECTOR: usize = 0x1000;
+const SECTOR: usize = 0x1_0000;
 /// Of a byte at 15.6 MHz.
 const BYTE: Duration = Duration::from_nanos(512);
 const PROGRAM: Duration = Duration::from_micros(120);
@@ -46,6 +48,13 @@ pub struct Cut {
     pub when: When,
 }
 
+/// What a command with an address does; an erasure: of how much, in which time.
+enum Access {
+    Read,
+    Program,
+    Erase(usize, Duration),
+}
+
 /// The chip.
 pub struct Nor {
     /// Its contents.
@@ -62,6 +71,8 @@ pub struct Nor {
     pub worn: Option<usize>,
     /// What a cut has struck and nothing has made good since.
     pub weak: Vec<Range<usize>>,
+    /// Bytes of an address.
+    address: usize,
     cut: Option<Cut>,
     on: bool,
     choose: ChaCha8Rng,
@@ -80,7 +91,7 @@ pub struct Nor {
 }
 
 impl Nor {
-    /// A blank chip of that size.
+    /// A blank chip of that size, whose commands have four-byte addresses.
     pub fn new(id: [u8; 3], bytes: u32, seed: u64) -> Nor {
         Nor {
             bytes: vec![0xff; bytes as usize],
@@ -90,6 +101,7 @@ impl Nor {
             operations: 0,
             worn: None,
             weak: vec![],
+            address: 4,
             cut: None,
             on: true,
             choose: ChaCha8Rng::seed_from_u64(seed),
@@ -104,6 +116,11 @@ impl Nor {
             byte_in: 0,
             byte_out: 0,
         }
+    }
+
+    /// The same of 16 MiB at most, whose commands have three-byte addresses.
+    pub fn small(id: [u8; 3], bytes: u32, seed: u64) -> Nor {
+        Nor { address: 3, ..Nor::new(id, bytes, seed) }
     }
 
     /// Plans a power cut.
@@ -179,12 +196,32 @@ impl Nor {
             [0x05, ..] => u8::from(self.busy()) | u8::from(self.latch) << 1 | self.protection,
             [0x70, ..] => u8::from(!self.busy()) << 7 | self.flags,
             [0x9f, ..] if !self.busy() => self.id.get(command.len() - 1).copied().unwrap_or(0),
-            [0x13, a, b, c, d, ..] if !self.busy() => {
-                let at = u32::from_be_bytes([a, b, c, d]) as usize + command.len() - 5;
-                self.bytes[at % self.bytes.len()]
-            }
-            _ => 0xff,
+            _ => match self.addressed(command) {
+                Some((Access::Read, at, sent)) if !self.busy() => {
+                    self.bytes[(at + sent.len()) % self.bytes.len()]
+                }
+                _ => 0xff,
+            },
         }
+    }
+
+    /// A command with its address, and what was sent behind that.
+    fn addressed<'a>(&self, command: &'a [u8]) -> Option<(Access, usize, &'a [u8])> {
+        let (&code, rest) = command.split_first()?;
+        let (access, width) = match code {
+            0x13 => (Access::Read, 4),
+            0x03 => (Access::Read, 3),
+            0x12 => (Access::Program, 4),
+            0x02 => (Access::Program, 3),
+            0x21 => (Access::Erase(SUBSECTOR, ERASE_SUBSECTOR), 4),
+            0x20 => (Access::Erase(SUBSECTOR, ERASE_SUBSECTOR), 3),
+            0xdc => (Access::Erase(SECTOR, ERASE_SECTOR), 4),
+            0xd8 => (Access::Erase(SECTOR, ERASE_SECTOR), 3),
+            _ => return None,
+        };
+        let (address, sent) = rest.split_at_checked(width)?;
+        let at = address.iter().fold(0, |at, byte| at << 8 | usize::from(*byte));
+        (self.address == width).then_some((access, at, sent))
     }
 
     fn take(&mut self, byte: u8) {
@@ -199,14 +236,23 @@ impl Nor {
             return;
         }
         match command[..] {
-            [] | [0x05 | 0x70 | 0x9f | 0x13, ..] => {}
-            [0x06] => self.latch = true,
-            [0x50] => self.flags = 0,
-            [0x12, a, b, c, d, ref data @ ..] if !data.is_empty() => {
-                let at = u32::from_be_bytes([a, b, c, d]) as usize;
+            [] | [0x05 | 0x70 | 0x9f, ..] => return,
+            [0x06] => return self.latch = true,
+            [0x50] => return self.flags = 0,
+            // the end of modes that it never is in: continuous reading, sleep, whatever a reset ends
+            [0xff, ..] | [0xab] | [0x66] | [0x99] if self.address == 3 => return,
+            _ => {}
+        }
+        match self.addressed(&command) {
+            Some((Access::Read, ..)) => {}
+            Some((Access::Program, at, data)) if !data.is_empty() => {
                 let page = at / PAGE * PAGE;
+                let Some(now) = self.bytes.get(page..page + PAGE) else {
+                    self.faults.push(format!("change at {page:#x} beyond the end"));
+                    return;
+                };
                 // beyond the end of the page it goes on at its beginning; of more than a page the last bytes stay
-                let mut goal = self.bytes[page..page + PAGE].to_vec();
+                let mut goal = now.to_vec();
                 let struck = at..(at + data.len()).min(page + PAGE);
                 let mut mask = [0xff; PAGE];
                 for (n, byte) in data.iter().enumerate() {
@@ -218,10 +264,8 @@ impl Nor {
                 }
                 self.change(page, goal, PROGRAM, struck);
             }
-            [0x21 | 0xdc, a, b, c, d] => {
-                let (length, time) =
-                    if command[0] == 0x21 { (0x1000, ERASE_SUBSECTOR) } else { (0x1_0000, ERASE_SECTOR) };
-                let at = u32::from_be_bytes([a, b, c, d]) as usize / length * length;
+            Some((Access::Erase(length, time), at, [])) => {
+                let at = at / length * length;
                 self.change(at, vec![0xff; length], time, at..at + length);
             }
             _ => self.faults.push(format!("unknown command {command:02x?}")),

@@ -10,7 +10,7 @@
 //! verbena move                    two processes, a file by WRITE or by SEND, hashed at both ends
 //! verbena selftest                whether cards, machine and driver do what they promise
 //! verbena ip                      a card's own addresses; ARP, ND and ping answered or sent
-//! verbena flash                   the configuration flash of a board: identify, write, verify, erase, boot
+//! verbena flash                   a bitstream into a board: its configuration flash by PCIe, or all of it by JTAG
 //! verbena target                  an RDMA endpoint without a host: its queue pairs, keys and counters
 //! verbena trace                   a request through every stage of two cards: timeline, where its time went
 //! verbena sim                     simulated cards for other processes
@@ -71,7 +71,7 @@ enum Command {
     Selftest(selftest::SelftestArgs),
     /// Show, add and delete a card's own addresses; answer ARP, ND and ping; ping.
     Ip(ip::IpArgs),
-    /// Write a bitstream into the configuration flash of a board, and see what is in it.
+    /// Write a bitstream into a board, and see what is in it.
     Flash(flash::FlashArgs),
     /// Make, end and look at the queue pairs of an RDMA endpoint without a host.
     Target(target::TargetArgs),

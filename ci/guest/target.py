@@ -139,8 +139,8 @@ class Pair:
         attr.path_mtu = {256: 1, 512: 2, 1024: 3, 2048: 4, 4096: 5}[mtu]
         attr.dest_qp_num, attr.rq_psn = self.qpn, 0
         attr.max_dest_rd_atomic, attr.max_rd_atomic = 1, made["max_reads"]
-        # 268 ms: a simulated target may take its time
-        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 16, 7, 7, 12
+        # 537 ms: a simulated target may take its time
+        attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer = 17, 7, 7, 12
         self.qp.to_rts(attr)
         self.image = bytearray()
         self.packets = self.atomics = 0
@@ -227,8 +227,9 @@ class Pair:
     def light(self):
         """LEDs and switches."""
         leds = random.randrange(256)
-        self.memory.write(bytes([leds]), 1, 0)
-        self.one("write", 0, 1, 0, self.pins)
+        # of what is behind the LEDs nothing can be written
+        self.memory.write(bytes([leds]) + b"\xff" * 7, 8, 0)
+        self.one("write", 0, 8, 0, self.pins)
         self.packets += 1
         self.one("read", 8, 8, 0, self.pins)
         pins = self.memory.read(8, 8)

@@ -6,10 +6,10 @@
 //!        └────────── TCP on loopback ─────── QEMU's user network ───── virtio-net ────────┘
 //! ```
 //! QEMU, kernel and the guest's programs are those of the task `vm`; rdma-core's and perftest's are Debian's, unmodified.
-//! In further cells a target is at the wire's end, a board without a host: [`target`]. The guest is booted once, and again behind the cell that kills it; every cell has a simulator of its own, with the
-//! faults of its wire, and a capture in `target/interop`. For pings both sides ask for each other's MAC address; for all
-//! else they know it, so that a capture shows RoCE alone: the guest has permanent neighbour entries, the card's programs
-//! a table.
+//! In further cells a target is in the card's place, a board without a host: [`target`]. The guest is booted once, and
+//! again behind the cell that kills it; every cell has a simulator of its own, with the faults of its wire, and a capture in
+//! `target/interop`. For pings both sides ask for each other's MAC address; for all else they know it, so that a capture
+//! shows RoCE alone: the guest has permanent neighbour entries, the card's programs a table.
 //!
 //! Out: a step per cell, then the judgement of all captures by tshark and the independent ICRC; a run of all cells writes
 //! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` those of `cargo ci test`, which takes

@@ -11,7 +11,7 @@
 //! tells of a link of 1000 Mb/s by MDIO. The oscillator's pin has 125 MHz, since the model of the PLL knows only ratios.
 //!
 //! A target that was quiet for as long as its only timer runs, that of the limit on control requests, sleeps: its clocks
-//! stop, and nobody can tell. Never: a look at a clock of the machine.
+//! stop, and nothing but the `uptime` in its replies can tell. Never: a look at a clock of the machine.
 
 use crate::{
     Error,

@@ -44,6 +44,8 @@ QUERY, CREATE, DESTROY, COUNTERS = range(4)
 FREE = 0b1111_1100
 STRANGER_MAC = bytes.fromhex("020000000077")
 FLOOD = 200
+# sequences of what has no reply, or has none of its own
+SILENT = [0, 10, 11, 12]
 WAIT = 60
 DEPTH = 32
 MASK = (1 << 64) - 1
@@ -306,26 +308,31 @@ class Hostile(threading.Thread):
         except Exception as error:  # told by `result`
             self.wrong = error
 
-    def heard(self, patience):
-        """The next datagram's head, or None."""
-        self.udp.settimeout(patience)
-        try:
-            reply = self.udp.recv(2048)
-        except TimeoutError:
-            return None
-        ensure(len(reply) == BYTES, f"a reply of {len(reply)} bytes")
-        return struct.unpack(">IBBBxI", reply[:12])
+    def heard(self, patience, sequences):
+        """The head of the next datagram with one of these sequences, or None: others may come late."""
+        end = time.monotonic() + patience
+        while (left := end - time.monotonic()) > 0:
+            self.udp.settimeout(left)
+            try:
+                reply = self.udp.recv(2048)
+            except TimeoutError:
+                break
+            ensure(len(reply) == BYTES, f"a reply of {len(reply)} bytes")
+            found = struct.unpack(">IBBBxI", reply[:12])
+            if found[4] in sequences:
+                return found
+        return None
 
     def attack(self):
         for what, datagram, status in datagrams():
-            reply = None
+            reply, sequence = None, int.from_bytes(datagram[8:12], "big")
             # it may have been answered too many before
             for _ in range(5 if status else 1):
                 self.udp.send(datagram)
-                reply = self.heard(1 if status else 0.1)
+                reply = self.heard(1, [sequence]) if status else self.heard(0.1, SILENT)
                 if reply:
                     break
-            wanted = status and (MAGIC, VERSION, datagram[5], status, int.from_bytes(datagram[8:12], "big"))
+            wanted = status and (MAGIC, VERSION, datagram[5], status, sequence)
             ensure(reply == wanted, f"{what}: {reply}, should be {wanted}")
         name, mac = neighbour(self.address)
         port = self.udp.getsockname()[1]
@@ -337,11 +344,12 @@ class Hostile(threading.Thread):
             for _ in range(FLOOD):
                 kind = random.choice([b"\x08\0", b"\x08\6"])
                 wire.send(mac + STRANGER_MAC + kind + os.urandom(random.randrange(46, 300)))
-        reply = self.heard(1)
+        reply = self.heard(1, SILENT)
         ensure(reply is None, f"what is wrong beneath UDP is answered: {reply}")
-        for n in range(FLOOD):
-            self.udp.send(head(QUERY, 100 + n) + queue())
-        while self.heard(1):
+        many = range(100, 100 + FLOOD)
+        for sequence in many:
+            self.udp.send(head(QUERY, sequence) + queue())
+        while self.heard(1, many):
             self.answered += 1
         ensure(0 < self.answered < FLOOD // 2, f"{self.answered} of {FLOOD} are answered")
 

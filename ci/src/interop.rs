@@ -6,10 +6,10 @@
 //!        └────────── TCP on loopback ─────── QEMU's user network ───── virtio-net ────────┘
 //! ```
 //! QEMU, kernel and the guest's programs are those of the task `vm`; rdma-core's and perftest's are Debian's, unmodified.
-//! The guest is booted once, and again behind the cell that kills it; every cell has a simulator of its own, with the
-//! faults of its wire, and a capture in `target/interop`. For pings both sides ask for each other's MAC address; for all
-//! else they know it, so that a capture shows RoCE alone: the guest has permanent neighbour entries, the card's programs
-//! a table.
+//! In further cells a target is in the card's place, a board without a host: [`target`]. The guest is booted once, and
+//! again behind the cell that kills it; every cell has a simulator of its own, with the faults of its wire, and a capture in
+//! `target/interop`. For pings both sides ask for each other's MAC address; for all else they know it, so that a capture
+//! shows RoCE alone: the guest has permanent neighbour entries, the card's programs a table.
 //!
 //! Out: a step per cell, then the judgement of all captures by tshark and the independent ICRC; a run of all cells writes
 //! `docs/interop.md`. Names of cells, or parts of them, choose some, `--sample` those of `cargo ci test`, which takes
@@ -17,6 +17,8 @@
 //! clock's wherever card and wire are quiet, so a kernel's timers mean what they say; a wire with faults draws them from
 //! the cell's seed, but which frame meets which draw depends on both machines. All traffic is on loopback, and everything
 //! it starts ends with it.
+
+mod target;
 
 use std::{
     fs,
@@ -41,7 +43,7 @@ pub const TASK: Task = Task {
     name: "interop",
     args: "[--sample [--or-skip]] [CELL...]",
     about: "a simulated card against the Linux kernel's soft-RoCE in an emulated PC, both directions",
-    needs: &["ci/guest/peer.py"],
+    needs: &["ci/guest/peer.py", "ci/guest/target.py"],
     run: interop,
 };
 
@@ -61,7 +63,7 @@ const RESULTS: &str = "docs/interop.md";
 const CYCLES: u32 = 1000;
 
 /// What `cargo ci test` runs: each program and operation, both directions, both families, faults, refusals.
-const SAMPLE: [&str; 8] = [
+const SAMPLE: [&str; 9] = [
     "card-pingpong-4096-hostile",
     "kernel-pingpong-4096-ipv6",
     "card-send-5001-late",
@@ -70,6 +72,7 @@ const SAMPLE: [&str; 8] = [
     "kernel-read-5001-qps16",
     "kernel-fetch-add-8-hostile",
     "card-write-5001-wrong-key",
+    "target-mixed-2003-lossy",
 ];
 /// MTU of the wire, and while pings of 8000 bytes cross it.
 const USUAL: u32 = 4200;
@@ -367,7 +370,9 @@ fn interop(mut args: Args) -> Result<()> {
         (false, true) => (Choice::All, Profile::Release),
         (false, false) => (Choice::Named(named), Profile::Release),
     };
-    let names = cells().iter().map(Cell::name).chain(["cycles".to_owned()]).collect::<Vec<_>>();
+    let names = cells().iter().map(Cell::name).collect::<Vec<_>>();
+    let targets = target::cells().iter().map(target::Cell::name).collect::<Vec<_>>();
+    let names = [names, targets, vec!["cycles".to_owned()]].concat();
     if !names.iter().any(|name| choice.takes(name)) {
         return Err(crate::usage(format!("no such cell; there are {}", names.join(" "))));
     }
@@ -391,7 +396,11 @@ pub fn sample() -> Result<Verdict> {
 fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()> {
     let (home, folder) = (vm::home(), run::target().join("interop"));
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let targets: Vec<_> = target::cells().into_iter().filter(|cell| choice.takes(&cell.name())).collect();
     if !steps.step("build", || vm::build(profile)) {
+        return Ok(());
+    }
+    if !targets.is_empty() && !steps.step("build for the guest", || vm::build_for_guest(profile, &home)) {
         return Ok(());
     }
     let mut room = None;
@@ -413,6 +422,15 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
         failed += u32::from(!passed);
         files.extend(file.exists().then_some(file));
     }
+    let (mut of_targets, mut failed_there) = (Vec::new(), 0);
+    for (number, cell) in targets.iter().enumerate() {
+        let name = cell.name();
+        let file = folder.join(format!("{name}.pcapng"));
+        let passed = steps.step(&name, || room.against_target(cell, number as u64 + 1, &file));
+        of_targets.push(cell.row(if passed { "passes" } else { "**fails**" }));
+        failed_there += u32::from(!passed);
+        files.extend(file.exists().then_some(file));
+    }
     if choice.takes("cycles") {
         let file = folder.join("cycles.pcapng");
         steps.step("cycles", || room.cycles(&file));
@@ -426,7 +444,8 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
     if matches!(choice, Choice::All) {
         steps.step(RESULTS, || {
             let kernel = versions?;
-            let text = page(kernel.trim(), &home, &rows, failed)?;
+            let text =
+                page(kernel.trim(), &home, &rows, failed)? + &target::section(&of_targets, failed_there);
             fs::write(run::root().join(RESULTS), text).with_context(|| format!("cannot write {RESULTS}"))?;
             Ok(Verdict::Passed)
         });
@@ -926,7 +945,9 @@ mod tests {
 
     #[test]
     fn every_name_of_the_sample_is_a_cell() {
-        let names: Vec<_> = cells().iter().map(Cell::name).collect();
+        let targets = target::cells();
+        let names: Vec<_> =
+            cells().iter().map(Cell::name).chain(targets.iter().map(target::Cell::name)).collect();
         assert_eq!(SAMPLE.iter().find(|name| !names.iter().any(|cell| cell == *name)), None);
     }
 

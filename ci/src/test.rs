@@ -60,7 +60,7 @@ fn test(args: Args) -> anyhow::Result<()> {
     steps.step("captures: tshark", || captures::tshark(&files?, None));
     steps.step("captures: icrc", || captures::icrc(&icrc_files?, None));
     // the two cores are free now, which a kernel in an emulated PC is glad of
-    steps.step("eight exchanges with Linux", interop::sample);
+    steps.step("nine exchanges with Linux", interop::sample);
     steps.step("project of alveo-u55c", || board::project("alveo-u55c", false).map(|()| Verdict::Passed));
     steps.step("bitstream of ecp5-versa", ecp5::sample);
     steps.step("flash ecp5-versa", ecp5::flash);

@@ -104,7 +104,10 @@ fn vm(mut args: Args) -> Result<()> {
         return steps.close();
     }
     let mut took = start.elapsed();
-    if steps.step("build", || build(Profile::Release).and_then(|_| build_static())) {
+    if steps.step("build", || {
+        build(Profile::Release)?;
+        build_for_guest(Profile::Release, &home)
+    }) {
         let mut sim = None;
         let simulated = steps.step("simulator", || {
             let capture = home.join("wire.pcapng").display().to_string();
@@ -137,7 +140,6 @@ pub fn home() -> PathBuf {
 fn guest_steps(steps: &mut Steps, home: &Path, sim: &Simulator) {
     let mut guest = None;
     let booted = steps.step("boot", || {
-        put_program(home)?;
         initramfs(home)?;
         guest = Some(Guest::boot(home, MEMORY, &devices(sim))?);
         Ok(Verdict::Passed)
@@ -261,13 +263,24 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// The program with simulator.
-    pub fn verbena(self) -> PathBuf {
-        let folder = match self {
+    fn name(self) -> &'static str {
+        match self {
+            Profile::Dev => "dev",
+            Profile::Release => "release",
+        }
+    }
+
+    /// Where cargo puts what it builds so.
+    fn folder(self) -> &'static str {
+        match self {
             Profile::Dev => "debug",
             Profile::Release => "release",
-        };
-        run::target().join(folder).join("verbena")
+        }
+    }
+
+    /// The program with simulator.
+    pub fn verbena(self) -> PathBuf {
+        run::target().join(self.folder()).join("verbena")
     }
 }
 
@@ -281,21 +294,18 @@ pub fn build(profile: Profile) -> Result<Verdict> {
     run::show(&mut run::cargo(what)).map(|()| Verdict::Passed)
 }
 
-/// The guest's program, without it: static, so that it runs anywhere.
-fn build_static() -> Result<Verdict> {
-    let mut guest = run::cargo(["build", "--release", "--package", "verbena", "--bin", "verbena"]);
+/// The guest's program, without it, in its place there: static, so that it runs anywhere.
+pub fn build_for_guest(profile: Profile, home: &Path) -> Result<Verdict> {
+    let mut guest =
+        run::cargo(["build", "--package", "verbena", "--bin", "verbena", "--no-default-features"]);
     guest
-        .args(["--no-default-features", "--target", TARGET])
+        .args(["--target", TARGET, "--profile", profile.name()])
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
-    run::show(&mut guest).map(|()| Verdict::Passed)
-}
-
-/// The static program's place in the guest.
-fn put_program(home: &Path) -> Result<()> {
-    let program = run::target().join(TARGET).join("release/verbena");
+    run::show(&mut guest)?;
+    let program = run::target().join(TARGET).join(profile.folder()).join("verbena");
     fs::copy(&program, home.join("guest/usr/bin/verbena"))
         .with_context(|| format!("cannot copy {}", program.display()))?;
-    Ok(())
+    Ok(Verdict::Passed)
 }
 
 /// Adds to the unpacked packages what makes them a system, and packs them.
@@ -307,9 +317,12 @@ pub fn initramfs(home: &Path) -> Result<()> {
     for folder in ["dev", "proc", "sys", "tmp", "usr/sbin"] {
         fs::create_dir_all(root.join(folder))?;
     }
-    for (file, place) in
-        [("init", "init"), ("peer.py", "usr/bin/peer.py"), ("stranger.py", "usr/bin/stranger.py")]
-    {
+    for (file, place) in [
+        ("init", "init"),
+        ("peer.py", "usr/bin/peer.py"),
+        ("stranger.py", "usr/bin/stranger.py"),
+        ("target.py", "usr/bin/target.py"),
+    ] {
         fs::copy(run::root().join("ci/guest").join(file), root.join(place))
             .with_context(|| format!("cannot copy ci/guest/{file}"))?;
     }

@@ -18,6 +18,7 @@ pub mod nor;
 pub mod room;
 pub mod server;
 pub mod story;
+pub mod target;
 pub mod wire;
 
 pub use error::Error;

@@ -4,6 +4,7 @@
 //!  card 0 ──▶ Wire (side A) ──▶ card 1, or a plain-Rust endpoint (crate peer), or a port to the outside
 //!         ◀──               ◀──
 //! ```
+//! In the place of card 0 may be a board without a host, [`Target`]; then there is no card.
 //!
 //! In: limits of time, and what happens meanwhile to hosts and wire. Out: everything that a run leaves behind: memory,
 //! events, violations, a capture of both ends, TLP logs, waves. Time is simulated, in ps, and only goes forward:
@@ -17,7 +18,8 @@ use crate::{
     capture::Capture,
     card::{CORE_PERIOD, Card, CardConfig, CardModel, Violation},
     function::Function,
-    wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, line_time},
+    target::Target,
+    wire::{self, Fault, Frame, GAP_BYTES, Side, Wire, fcs, gmii, line_time},
 };
 use contract::TraceEntry;
 use pcie_sim::{Iommu, RootComplex, Time, TlpRecord, config::Enumeration};
@@ -130,6 +132,7 @@ struct TlpLog {
 /// Cards, wire, clock.
 pub struct Room {
     cards: Vec<Card>,
+    target: Option<Target>,
     peer: Option<Peer>,
     port: Option<Port>,
     wire: Wire,
@@ -166,27 +169,40 @@ impl Room {
             .enumerate()
             .map(|(i, card)| Card::new(model, card, seed.wrapping_add(i as u64)))
             .collect::<Result<_, _>>()?;
-        let logs = cards.iter().map(|_| None).collect();
-        let functions = cards.iter().map(|_| Function::default()).collect();
-        Ok(Self {
-            cards,
+        let mut room = Self::empty(seed, config.wire, model.line_period(), model.line_rate());
+        room.logs = cards.iter().map(|_| None).collect();
+        room.functions = cards.iter().map(|_| Function::default()).collect();
+        room.cards = cards;
+        Ok(room)
+    }
+
+    /// A room with a target at side A, and no card. The wire's seed is the room's.
+    pub fn of_target(target: Target, wire: wire::Config, seed: u64) -> Self {
+        let room = Self::empty(seed, wire, gmii::BYTE, gmii::RATE);
+        Self { target: Some(target), next_core: NEVER, ..room }
+    }
+
+    fn empty(seed: u64, wire: wire::Config, line_period: u64, line_rate: u64) -> Self {
+        Self {
+            cards: Vec::new(),
+            target: None,
             peer: None,
             port: None,
-            wire: Wire::new(&wire::Config { seed, ..config.wire }),
+            wire: Wire::new(&wire::Config { seed, ..wire }),
             wire_due: NEVER,
             now: 0,
             next_core: CORE_PERIOD,
-            next_line: model.line_period(),
-            line_period: model.line_period(),
-            line_rate: model.line_rate(),
+            next_line: line_period,
+            line_period,
+            line_rate,
             capture: None,
-            logs,
+            logs: Vec::new(),
             sights: None,
             watcher: None,
             marker: None,
             seed,
-            functions,
-        })
+            functions: Vec::new(),
+        }
     }
 
     /// Runs until every card is out of its reset, then plays firmware: BARs, sizes, memory space on.
@@ -208,7 +224,7 @@ impl Room {
     /// # Panics
     /// Side B has a card.
     pub fn attach_peer(&mut self, endpoint: Endpoint) {
-        assert!(self.cards.len() == 1, "side B of the wire has a card");
+        assert!(self.cards.len() < 2, "side B of the wire has a card");
         self.peer = Some(Peer { endpoint, arriving: VecDeque::new(), free: self.now, eager: true });
     }
 
@@ -227,7 +243,7 @@ impl Room {
     /// # Panics
     /// Side B has a card or an endpoint.
     pub fn open_port(&mut self) {
-        assert!(self.cards.len() == 1 && self.peer.is_none(), "side B of the wire is taken");
+        assert!(self.cards.len() < 2 && self.peer.is_none(), "side B of the wire is taken");
         self.port = Some(Port::default());
     }
 
@@ -294,6 +310,11 @@ impl Room {
         &self.cards
     }
 
+    /// The target at side A.
+    pub fn target(&mut self) -> Option<&mut Target> {
+        self.target.as_mut()
+    }
+
     /// A card.
     pub fn card(&mut self, index: usize) -> &mut Card {
         &mut self.cards[index]
@@ -345,6 +366,7 @@ impl Room {
     /// The file cannot be created.
     pub fn capture(&mut self, path: &Path) -> Result<(), Error> {
         let mut names: Vec<&str> = self.cards.iter().map(|card| card.config().name.as_str()).collect();
+        names.extend(self.target.as_ref().map(|_| "target"));
         if names.len() < 2 {
             names.push("peer");
         }
@@ -449,16 +471,25 @@ impl Room {
         for card in &self.cards {
             due = due.min(card.due().unwrap_or(self.now));
         }
+        if self.target.as_ref().is_some_and(|target| !target.is_asleep()) {
+            due = self.now;
+        }
         (due != NEVER).then(|| due.max(self.now))
     }
 
     /// Whether every card sleeps and nothing is under way: in a root, on the wire, at the peer. Deadlines of cards and
     /// the peer's timers may be armed.
     pub fn is_quiet(&self) -> bool {
-        self.cards.iter().all(|card| card.is_asleep() && card.root().quiet())
+        self.cards.iter().all(|card| card.root().quiet())
+            && self.all_sleep()
             && self.wire_due == NEVER
             && self.port.as_ref().is_none_or(|port| port.due(self.line_rate) == NEVER)
             && self.peer.as_ref().is_none_or(|peer| !peer.eager && peer.arriving.is_empty())
+    }
+
+    /// Whether all clocks stand still.
+    fn all_sleep(&self) -> bool {
+        self.cards.iter().all(Card::is_asleep) && self.target.as_ref().is_none_or(Target::is_asleep)
     }
 
     /// Lets time pass until `limit` ps.
@@ -494,10 +525,10 @@ impl Room {
                 return Ok(false);
             }
             let until = (self.now + 64 * CORE_PERIOD).min(limit);
-            if self.cards.iter().all(Card::is_asleep) {
+            if self.all_sleep() {
                 self.step(limit)?;
             }
-            while self.now < until && self.cards.iter().any(|card| !card.is_asleep()) {
+            while self.now < until && !self.all_sleep() {
                 self.step(until)?;
             }
         }
@@ -513,7 +544,7 @@ impl Room {
 
     /// One instant: the next clock edge if a card is awake, else a jump to what is due next. Not beyond `limit`.
     fn step(&mut self, limit: u64) -> Result<(), Error> {
-        if self.cards.iter().all(Card::is_asleep) {
+        if self.all_sleep() {
             let due = self.next_event().unwrap_or(NEVER);
             // The clocks stand still meanwhile; the next edges keep their phase.
             let to = due.min(limit);
@@ -546,6 +577,11 @@ impl Room {
         }
         if self.peer.is_some() {
             self.serve_peer();
+        }
+        if let Some(target) = self.target.as_mut().filter(|target| !target.is_asleep())
+            && let Some(frame) = target.edge(at)?
+        {
+            self.send(0, frame)?;
         }
         for index in 0..self.cards.len() {
             let card = &mut self.cards[index];
@@ -599,6 +635,10 @@ impl Room {
                 let end = side.index();
                 if let Some(capture) = &mut self.capture {
                     capture.received(end, &delivery);
+                }
+                if let (Side::A, Some(target)) = (side, &mut self.target) {
+                    target.receive(delivery.frame);
+                    continue;
                 }
                 match (self.cards.get_mut(end), &mut self.peer) {
                     (Some(card), _) => card.receive(delivery.frame),

@@ -20,6 +20,7 @@
 
 pub mod cmac;
 pub mod dgram;
+pub mod gmii;
 pub mod xgmii;
 
 use rand_chacha::{

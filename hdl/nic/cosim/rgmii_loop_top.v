@@ -1,7 +1,7 @@
-// The loop with the two clocks that the test delays beside it.
+// The loop, and beside it what the test delays on the way to it and from it.
 module rgmii_loop_top (
   input clock, input reset,
-  input rxc_early, input txc_delayed,
+  input [3:0] rxd_early, input rx_ctl_early, input txc_delayed,
   input eth_rxc, input [3:0] eth_rxd, input eth_rx_ctl,
   output eth_txc, output [3:0] eth_txd, output eth_tx_ctl,
   output eth_mdc, output eth_mdio_out, output eth_mdio_enable, input eth_mdio_in,

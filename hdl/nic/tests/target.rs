@@ -139,8 +139,7 @@ fn datagram(operation: ControlOperation, sequence: u32, queue: &ControlQueue) ->
 impl Rig {
     fn new(seed: u64) -> Rig {
         let design = elaborate(&Ecp5Versa { log_reset: LOG_RESET }).unwrap();
-        let cells = concat!(env!("CARGO_MANIFEST_DIR"), "/cosim/ecp5.v");
-        let verilog = design.verilog(Style::default()) + &std::fs::read_to_string(cells).unwrap();
+        let verilog = design.verilog(Style::default()) + nic::boards::ecp5::MODELS;
         let model = Model::build(&Source::new(design.top(), &verilog)).unwrap();
         let input = |name: &str, width| model.input(name, width).unwrap();
         let output = |name: &str, width| model.output(name, width).unwrap();

@@ -13,7 +13,7 @@
 //! verbena flash                   a bitstream into a board: its configuration flash by PCIe, or all of it by JTAG
 //! verbena target                  an RDMA endpoint without a host: its queue pairs, keys and counters
 //! verbena trace                   a request through every stage of two cards: timeline, where its time went
-//! verbena sim                     simulated cards for other processes
+//! verbena sim                     simulated cards, or the board of a target, for other processes
 //! verbena demo                    all of it: simulated cards, two processes, a file, clean and lossy wire
 //! ```
 //!
@@ -77,7 +77,7 @@ enum Command {
     Target(target::TargetArgs),
     /// Follow requests through every stage of two cards: a timeline for ui.perfetto.dev, and where the time went.
     Trace(trace::TraceArgs),
-    /// Simulate one or two cards on a wire, for other processes.
+    /// Simulate one or two cards on a wire, or the board of a target, for other processes.
     #[cfg(feature = "sim")]
     Sim(sim::SimArgs),
     /// Move a file between two simulated cards, on a clean and on a lossy wire.

@@ -8,16 +8,19 @@
 //! In: what the cards and the wire are. Out: vfio-user sockets in `$VERBENA_RUN` until SIGINT or SIGTERM, then closed
 //! captures, logs and waves. `--json`: one line when ready, one with the figures at the end. With `--capture -` stdout
 //! is the capture, for `verbena sim --capture - | wireshark -k -i -`, and the lines go to stderr. With `--dgram` the other
-//! end of the wire is QEMU's, so that a real kernel is the peer. A card that broke a rule of PCI Express or of the line
+//! end of the wire is QEMU's, so that a real kernel is the peer; with `--target`, too, the near end is the board of a target,
+//! which has no socket: `target 02:56:45:52:42:05 10.0.0.69`. A card that broke a rule of PCI Express or of the line
 //! ends in exit code 1.
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use host::trace::Timed;
 use sim::{
+    Error,
     card::{CardConfig, CardModel},
     room::{Room, RoomConfig},
     server::{Server, Summary},
+    target::Target,
     wire::{self, Faults, dgram::Dgram},
 };
 use std::{
@@ -72,6 +75,16 @@ pub struct SimArgs {
     /// milliseconds of simulated time.
     #[arg(long, value_name = "MS", requires = "dgram")]
     storm: Option<u32>,
+    /// Instead of a card the whole top of the ECP5-5G Versa, an RDMA endpoint without a host, with its switches so.
+    #[arg(
+        long,
+        value_name = "SWITCHES",
+        num_args = 0..=1,
+        default_missing_value = "5",
+        requires = "dgram",
+        conflicts_with_all = ["cards", "card", "tlp_log", "trace", "waves"]
+    )]
+    target: Option<u8>,
     /// Seed of everything random.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -212,12 +225,27 @@ impl SimArgs {
         Ok(config)
     }
 
-    fn room(&self, model: &CardModel, config: RoomConfig, marks: &Marks) -> anyhow::Result<Room> {
-        let cards = config.cards.len();
-        let mut room = Room::new(model, config)?;
+    /// What is at the wire, powered on.
+    fn room(&self, config: RoomConfig, marks: &Marks) -> anyhow::Result<Room> {
+        let mut room = match self.target {
+            Some(switches) => {
+                let target = telling(|tell| Target::new(switches, Some(tell)))?;
+                Room::of_target(target, config.wire, config.seed)
+            }
+            None => self.room_of_cards(config, marks)?,
+        };
         if let Some(path) = &self.capture {
             room.capture(path)?;
         }
+        Ok(room)
+    }
+
+    fn room_of_cards(&self, config: RoomConfig, marks: &Marks) -> anyhow::Result<Room> {
+        let small = nic::Config::small();
+        let kind = if self.trace.is_some() { small.traced() } else { small.untraced() };
+        let model = telling(|tell| CardModel::of(&kind, self.waves.is_some(), Some(tell)))?;
+        let cards = config.cards.len();
+        let mut room = Room::new(&model, config)?;
         if self.trace.is_some() {
             let marks = marks.clone();
             room.mark(Some(Box::new(move |card, ticks, entry| {
@@ -253,8 +281,10 @@ fn per_card(path: &Path, card: usize, cards: usize) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Builds or loads the model, and tells on stderr what takes long.
-fn model(waves: bool, trace: bool) -> anyhow::Result<CardModel> {
+/// Runs `build`, which builds or loads a model, and tells on stderr what takes long.
+fn telling<T>(
+    build: impl FnOnce(&(dyn Fn(verilated::Progress) + Sync)) -> Result<T, Error>,
+) -> Result<T, Error> {
     let start = Instant::now();
     let in_place = std::io::stderr().is_terminal();
     let tell = move |step: verilated::Progress| {
@@ -274,9 +304,7 @@ fn model(waves: bool, trace: bool) -> anyhow::Result<CardModel> {
             eprintln!("{what}, {seconds} s");
         }
     };
-    let small = nic::Config::small();
-    let config = if trace { small.traced() } else { small.untraced() };
-    let model = CardModel::of(&config, waves, Some(&tell))?;
+    let model = build(&tell)?;
     if in_place {
         eprint!("\r\x1b[K");
     }
@@ -287,10 +315,10 @@ fn model(waves: bool, trace: bool) -> anyhow::Result<CardModel> {
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     let config = args.configuration()?;
     catch_signals();
-    let model = model(args.waves.is_some(), args.trace.is_some())?;
     let cards = config.cards.clone();
     let marks = Marks::default();
-    let mut room = args.room(&model, config, &marks)?;
+    let mut room = args.room(config, &marks)?;
+    let target = room.target().map(|target| (target.mac(), target.ip()));
     let start = Instant::now();
     room.power_on()?;
     let clocks: u64 = room.cards().iter().map(sim::card::Card::clocks).sum();
@@ -304,10 +332,13 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
         server.open_port(port);
     }
     if let Some(ms) = args.storm {
-        let frames = storm(cards[0].ip);
+        let frames = storm(target.map_or(cards[0].ip, |(_, ip)| ip));
         server.change(move |room| room.storm(frames, u64::from(ms) * 1_000_000_000));
     }
-    announce(args, &cards, &server, rate)?;
+    match target {
+        Some((mac, ip)) => announce_target(args, host::Mac(mac), ip)?,
+        None => announce(args, &cards, &server, rate)?,
+    }
     let start = Instant::now();
     if args.until_eof {
         std::thread::spawn(|| {
@@ -359,6 +390,15 @@ fn say(args: &SimArgs, text: &str) -> anyhow::Result<()> {
     }
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).context("write to stdout")
+}
+
+fn announce_target(args: &SimArgs, mac: host::Mac, ip: Ipv4Addr) -> anyhow::Result<()> {
+    if args.json {
+        let target = serde_json::json!({"mac": mac.to_string(), "ip": ip.to_string()});
+        return say(args, &serde_json::json!({ "target": target }).to_string());
+    }
+    say(args, &format!("target {mac} {ip}"))?;
+    say(args, "ready")
 }
 
 fn announce(args: &SimArgs, cards: &[CardConfig], server: &Server, rate: f64) -> anyhow::Result<()> {

@@ -106,11 +106,11 @@ pub struct Summary {
     pub now: u64,
     /// Simulated time in ps during which something was under way.
     pub busy: u64,
-    /// Core clocks that were evaluated, of all cards.
+    /// Core clocks that were evaluated, of all cards; of a target, byte times.
     pub clocks: u64,
     /// Frames at the wire from each side.
     pub wire: [Counters; 2],
-    /// Rules that the cards broke: at their pins, of PCI Express, and IOMMU faults.
+    /// Rules that the cards, or the target, broke: at their pins, of PCI Express, and IOMMU faults.
     pub violations: Vec<String>,
 }
 
@@ -185,7 +185,8 @@ impl Desk {
         Summary {
             now: room.now(),
             busy: self.busy,
-            clocks: room.cards().iter().map(crate::card::Card::clocks).sum(),
+            clocks: room.cards().iter().map(crate::card::Card::clocks).sum::<u64>()
+                + room.target().map_or(0, |target| target.clocks()),
             wire: Side::BOTH.map(|side| room.wire().counters(side)),
             violations: self.violations.clone(),
         }
@@ -209,11 +210,19 @@ impl Desk {
                     found.push(format!("{event:?}"));
                 }
             }
-            for what in found {
-                tracing::warn!(card = name, "{what}");
-                if self.violations.len() < MOST_VIOLATIONS {
-                    self.violations.push(format!("{name}: {what}"));
-                }
+            self.complain(&name, found);
+        }
+        if let Some(target) = room.target() {
+            let found = target.take_violations();
+            self.complain("target", found);
+        }
+    }
+
+    fn complain(&mut self, name: &str, found: Vec<String>) {
+        for what in found {
+            tracing::warn!(card = name, "{what}");
+            if self.violations.len() < MOST_VIOLATIONS {
+                self.violations.push(format!("{name}: {what}"));
             }
         }
     }

@@ -1,13 +1,16 @@
 //! Cells of the ECP5 as black boxes: DDR registers of the pins, their delays, the PLL.
 //!
 //! In: names, pins and parameters as Lattice's FPGA libraries reference names them and nextpnr-ecp5 takes them. Out:
-//! modules that are instantiated and never emitted. What they do in simulation: `hdl/nic/cosim/ecp5.v`.
+//! modules that are instantiated and never emitted. What they do in simulation: [`MODELS`].
 //!
 //! Requirements: LINE
 
 use crate::boards::cell::Cell;
 use crate::mac::rgmii::Edges;
 use hdl::{Domain, Module, Parameter, Ports, Sig, cat, instance};
+
+/// What the cells do in simulation, in Verilog.
+pub const MODELS: &str = include_str!("../../cosim/ecp5.v");
 
 /// Two bits of a clock onto a pin: D0 while SCLK is high, D1 behind it.
 pub const ODDRX1F: Cell = Cell {

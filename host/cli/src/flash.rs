@@ -14,6 +14,7 @@ use clap::{Args, Subcommand};
 
 /// Which board.
 #[derive(Debug, Args)]
+#[command(subcommand_value_name = "BOARD", subcommand_help_heading = "Boards")]
 pub struct FlashArgs {
     #[command(subcommand)]
     board: Board,

@@ -899,6 +899,7 @@ fn reads_that_have_not_begun_are_withdrawn_when_their_qp_goes_back() {
 #[test]
 fn a_request_that_was_dropped_unread_stays_dropped_when_its_epoch_comes_round() {
     let mut b = Bench::new();
+    b.mrs[5].access = 4;
     let list = [b.sge(5, 0, 200)];
     b.goes_back(7, 1);
     b.one(&request(0, 100, &list, 1));

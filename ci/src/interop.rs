@@ -396,7 +396,8 @@ pub fn sample() -> Result<Verdict> {
 fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()> {
     let (home, folder) = (vm::home(), run::target().join("interop"));
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let targets: Vec<_> = target::cells().into_iter().filter(|cell| choice.takes(&cell.name())).collect();
+    let numbered = target::cells().into_iter().enumerate();
+    let targets: Vec<_> = numbered.filter(|(_, cell)| choice.takes(&cell.name())).collect();
     if !steps.step("build", || vm::build(profile)) {
         return Ok(());
     }
@@ -423,10 +424,10 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
         files.extend(file.exists().then_some(file));
     }
     let (mut of_targets, mut failed_there) = (Vec::new(), 0);
-    for (number, cell) in targets.iter().enumerate() {
+    for (number, cell) in &targets {
         let name = cell.name();
         let file = folder.join(format!("{name}.pcapng"));
-        let passed = steps.step(&name, || room.against_target(cell, number as u64 + 1, &file));
+        let passed = steps.step(&name, || room.against_target(cell, *number as u64 + 1, &file));
         of_targets.push(cell.row(if passed { "passes" } else { "**fails**" }));
         failed_there += u32::from(!passed);
         files.extend(file.exists().then_some(file));

@@ -1,6 +1,6 @@
 //! packetise against captured frames and an independent frame builder.
 //!
-//! Requirements: ATOM CMD ICRC LINE NET PKT RAW RESP
+//! Requirements: ATOM CMD ICRC LINE NET PKT RAW REQ RESP
 
 mod frames;
 

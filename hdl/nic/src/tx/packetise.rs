@@ -20,7 +20,7 @@
 //!
 //! Header bytes are 2 modulo 4, so the ICRC begins at lane 2, 6, .. only.
 //!
-//! Requirements: ATOM ICRC LINE NET PKT RAW RESP
+//! Requirements: ATOM ICRC LINE NET PKT RAW REQ RESP
 
 use crate::config::Config;
 use crate::flow::{FrameBeat, Mark, Outer, PacketFields, TransmitSlot};

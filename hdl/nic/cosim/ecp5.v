@@ -30,14 +30,14 @@ module EHXPLLL #(
   parameter PLLRST_ENA = "DISABLED", parameter INTFB_WAKE = "DISABLED", parameter STDBY_ENABLE = "DISABLED",
   parameter DPHASE_SOURCE = "DISABLED"
 ) (input CLKI, input CLKFB, input RST, input STDBY, output CLKOP, output CLKOS, output LOCK);
-  reg [7:0] count = 0;
-  reg slow = 0;
-  localparam HALF = CLKOS_DIV / CLKOP_DIV;
-  always @(posedge CLKI) begin
-    count <= count + 1 == HALF ? 0 : count + 1;
-    slow <= count < HALF / 2;
+  // of every CLKOS_DIV clocks CLKOP_DIV are let through, as even as they can be
+  reg [7:0] phase = 0;
+  reg on = 0;
+  always @(negedge CLKI) begin
+    on <= phase + CLKOP_DIV >= CLKOS_DIV;
+    phase <= phase + CLKOP_DIV >= CLKOS_DIV ? phase + CLKOP_DIV - CLKOS_DIV : phase + CLKOP_DIV;
   end
   assign CLKOP = CLKI;
-  assign CLKOS = HALF == 1 ? CLKI : slow;
+  assign CLKOS = CLKI & on;
   assign LOCK = 1;
 endmodule

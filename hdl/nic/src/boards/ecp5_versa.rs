@@ -18,7 +18,7 @@ use crate::config::Config;
 use crate::standalone::Target;
 use hdl::{Bundle, Domain, Module, Ports, Sig, delay, instance, low, reg, synchronise, when};
 
-/// Core clocks of a reset, log2: 33 ms.
+/// Core clocks of a reset, log2: 27 ms.
 pub const LOG_RESET: u32 = 21;
 /// Delay of RXD and RX_CTL.
 const RX_DELAY: u32 = 0;

@@ -42,3 +42,4 @@ foreach reload [instances reload] { set_false_path -to [registers $reload wanted
 # of the top itself
 set_false_path -to [get_cells tx_reset_meta_reg*]
 set_false_path -to [get_cells rx_reset_meta_reg*]
+set_false_path -to [get_cells link_up_meta_reg*]

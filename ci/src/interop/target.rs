@@ -128,8 +128,10 @@ impl Room {
                     _ => format!("python3 /usr/bin/target.py {ADDRESS} {what} {size} {count} {mtu} 2>&1"),
                 })
             });
-        // what is wrong with the exchange says more than what is wrong with the board
-        let said = outcome.and_then(|said| sim.end().map(|()| said))?;
+        // its end completes the capture; what is wrong with the exchange says more than what is wrong with the board
+        let ended = sim.end();
+        let said = outcome?;
+        ended?;
         if cell.what == "ping" {
             ensure!(said.contains(&format!(" {} packets received", cell.count)), "pings were lost");
         }

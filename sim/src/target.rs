@@ -31,8 +31,8 @@ use verilated::{Input, Instance, Model, Output};
 
 /// Core clocks of its reset, log2.
 const LOG_RESET: u32 = 8;
-/// Clocks of the line in one of the core.
-const CORE: u64 = 125_000;
+/// Clock of the line in kHz.
+const LINE_KHZ: u64 = 125_000;
 
 /// What the PHY's status register says: 1000 Mb/s, full duplex, resolved, link.
 const LINK: u16 = 2 << 14 | 1 << 13 | 1 << 11 | 1 << 10;
@@ -136,7 +136,7 @@ impl Target {
         board.set(pins.mdio_in, 1);
         board.set(model.input("switches", 8)?, switches.into());
         board.eval()?;
-        let core = CORE / u64::from(Config::target().core_clock_khz);
+        let of_core = |clocks: u64| (clocks * LINE_KHZ).div_ceil(u64::from(Config::target().core_clock_khz));
         let mut target = Self {
             board,
             pins,
@@ -146,7 +146,7 @@ impl Target {
             encoder: Encoder::default(),
             quiet: 0,
             // and one request that is answered last
-            patience: u64::from((BURST + 1) * PERIOD_CLOCKS) * core,
+            patience: of_core(u64::from((BURST + 1) * PERIOD_CLOCKS)),
             clocks: 0,
             violations: Vec::new(),
         };
@@ -155,7 +155,7 @@ impl Target {
             target.pins(None)?;
         }
         // the second half of the reset
-        for _ in 0..core << LOG_RESET {
+        for _ in 0..of_core(1 << LOG_RESET) {
             target.pins(None)?;
         }
         target.violations.clear();

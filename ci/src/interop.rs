@@ -417,25 +417,20 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
         if !choice.takes(&name) {
             continue;
         }
-        let file = folder.join(format!("{name}.pcapng"));
-        let passed = steps.step(&name, || room.exchange(cell, number as u64 + 1, &file));
-        rows.push(cell.row(if passed { "passes" } else { "**fails**" }));
+        let exchange = |file: &Path| room.exchange(cell, number as u64 + 1, file);
+        let passed = captured(steps, &mut files, &folder, &name, exchange);
+        rows.push(cell.row(result(passed)));
         failed += u32::from(!passed);
-        files.extend(file.exists().then_some(file));
     }
     let (mut of_targets, mut failed_there) = (Vec::new(), 0);
     for (number, cell) in &targets {
-        let name = cell.name();
-        let file = folder.join(format!("{name}.pcapng"));
-        let passed = steps.step(&name, || room.against_target(cell, *number as u64 + 1, &file));
-        of_targets.push(cell.row(if passed { "passes" } else { "**fails**" }));
+        let exchange = |file: &Path| room.against_target(cell, *number as u64 + 1, file);
+        let passed = captured(steps, &mut files, &folder, &cell.name(), exchange);
+        of_targets.push(cell.row(result(passed)));
         failed_there += u32::from(!passed);
-        files.extend(file.exists().then_some(file));
     }
     if choice.takes("cycles") {
-        let file = folder.join("cycles.pcapng");
-        steps.step("cycles", || room.cycles(&file));
-        files.extend(file.exists().then_some(file));
+        captured(steps, &mut files, &folder, "cycles", |file| room.cycles(file));
     }
     steps.step("kernel's messages", || vm::messages(&mut room.guest));
     let versions = room.guest.ask("uname -r");
@@ -452,6 +447,25 @@ fn exchanges(steps: &mut Steps, profile: Profile, choice: &Choice) -> Result<()>
         });
     }
     Ok(())
+}
+
+/// A step that leaves a capture, which joins `files`; whether it passed.
+fn captured(
+    steps: &mut Steps,
+    files: &mut Vec<PathBuf>,
+    folder: &Path,
+    name: &str,
+    run: impl FnOnce(&Path) -> Result<Verdict>,
+) -> bool {
+    let file = folder.join(format!("{name}.pcapng"));
+    let passed = steps.step(name, || run(&file));
+    files.extend(file.exists().then_some(file));
+    passed
+}
+
+/// As the page has it.
+fn result(passed: bool) -> &'static str {
+    if passed { "passes" } else { "**fails**" }
 }
 
 /// `docs/interop.md`.
@@ -539,12 +553,17 @@ impl Room {
         Ok(())
     }
 
-    fn simulator(&self, wire: &[&str], mtu: u32, seed: u64, capture: &Path) -> Result<Simulator> {
+    /// A card of that MTU, on a wire with these faults.
+    fn simulator(&self, faults: &[&str], mtu: u32, seed: u64, capture: &Path) -> Result<Simulator> {
+        self.at_the_wire(&[&["--card", &format!("mtu={mtu}")], faults].concat(), seed, capture)
+    }
+
+    /// What these arguments say, at the near end of the guest's wire.
+    fn at_the_wire(&self, what: &[&str], seed: u64, capture: &Path) -> Result<Simulator> {
         let ports = format!("127.0.0.1:{},127.0.0.1:{}", self.wire[0], self.wire[1]);
         let (seed, capture) = (seed.to_string(), capture.display().to_string());
-        let card = format!("mtu={mtu}");
-        let usual = ["--dgram", &ports, "--seed", &seed, "--capture", &capture, "--card", &card];
-        Simulator::start(self.profile, &[&usual, wire].concat())
+        let usual = ["--dgram", &ports, "--seed", &seed, "--capture", &capture];
+        Simulator::start(self.profile, &[&usual, what].concat())
     }
 
     /// Runs a cell; its simulator ends in any case.
@@ -714,8 +733,7 @@ impl Room {
         process.kill()?;
         process.wait()?;
         serves?;
-        ensure!(answers?.contains(&format!(" {count} packets received")), "pings were lost");
-        Ok(())
+        all_answered(&answers?, cell.count)
     }
 
     fn perf(&mut self, cell: &Cell, op: &str, sim: &Simulator) -> Result<()> {
@@ -843,6 +861,12 @@ fn boot(home: &Path, wire: [u16; 2], [pingpong, peer]: [u16; 2]) -> Result<Guest
         format!("virtio-net-pci,netdev=talk,mac={TALK_MAC},romfile="),
     ];
     Guest::boot(home, MEMORY, &devices)
+}
+
+/// What the guest's ping said tells of as many answers.
+fn all_answered(said: &str, count: u32) -> Result<()> {
+    ensure!(said.contains(&format!(" {count} packets received")), "pings were lost");
+    Ok(())
 }
 
 /// The number behind a word.

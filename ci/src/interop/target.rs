@@ -11,8 +11,8 @@ use std::{fs, path::Path};
 
 use anyhow::{Result, ensure};
 
-use super::{Room, WIRE};
-use crate::{step::Verdict, vm::Simulator};
+use super::{Room, WIRE, all_answered};
+use crate::step::Verdict;
 
 /// Switches of the board as `verbena sim --target` has them: 5.
 const ADDRESS: &str = "10.0.0.69";
@@ -114,11 +114,8 @@ impl Cell {
 impl Room {
     /// Runs a cell; its simulator ends in any case.
     pub(super) fn against_target(&mut self, cell: &Cell, seed: u64, capture: &Path) -> Result<Verdict> {
-        let ports = format!("127.0.0.1:{},127.0.0.1:{}", self.wire[0], self.wire[1]);
-        let (seed, file) = (seed.to_string(), capture.display().to_string());
-        let usual = ["--target", "--dgram", &ports, "--seed", &seed, "--capture", &file];
         let loss: &[&str] = if cell.lossy { &["--loss", "1%"] } else { &[] };
-        let sim = Simulator::start(self.profile, &[&usual, loss].concat())?;
+        let sim = self.at_the_wire(&[&["--target"], loss].concat(), seed, capture)?;
         let outcome =
             self.guest.ask(&format!("{WIRE}\nip neigh flush dev $wire to {ADDRESS}")).and_then(|_| {
                 let Cell { what, size, count, mtu, .. } = cell;
@@ -133,7 +130,7 @@ impl Room {
         let said = outcome?;
         ended?;
         if cell.what == "ping" {
-            ensure!(said.contains(&format!(" {} packets received", cell.count)), "pings were lost");
+            all_answered(&said, cell.count)?;
         }
         if cell.lossy {
             ensure!(lost(&fs::read(capture)?) > 0, "the wire has lost nothing: send more");

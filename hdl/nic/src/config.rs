@@ -275,6 +275,10 @@ impl Config {
     pub fn transmit_address_bits(&self) -> u32 {
         index_width(self.transmit_buffer_bytes)
     }
+    /// Words of the transmit buffer.
+    pub fn transmit_words(&self) -> u32 {
+        self.transmit_buffer_bytes / self.data_bytes
+    }
     /// Bits of a transmit slot.
     pub fn transmit_slot_bits(&self) -> u32 {
         index_width(self.transmit_slots)

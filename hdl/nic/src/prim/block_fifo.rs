@@ -10,6 +10,7 @@
 //!
 //! Requirements: CARD
 
+use crate::prim::fifo::occupancy;
 use hdl::{Memory, Module, PortBuilder, Ports, Sig, Stream, delay, high, index_width, mux, reg_init, when};
 
 /// A FIFO of `depth` (power of two, at least 2) words of `width` bits.
@@ -48,19 +49,8 @@ impl Module for BlockFifo {
         assert!(self.depth.is_power_of_two() && self.depth >= 2, "fifo depth {}", self.depth);
         let bits = index_width(self.depth);
         let (head, tail) = (reg_init("head", bits, 0), reg_init("tail", bits, 0));
-        // what both sides see are registers, not what a subtraction of the two says
-        let (level, valid) = (reg_init("held", bits + 1, 0), reg_init("holds", 1, 0));
-        io.input.ready.set(!level.msb());
-        io.output.valid.set(valid);
+        occupancy(bits, &io.input, &io.output);
         let (enters, leaves) = (io.input.moves(), io.output.moves());
-        when(enters & !leaves, || {
-            level.set(level + 1);
-            valid.set(1);
-        })
-        .elif(leaves & !enters, || {
-            level.set(level - 1);
-            valid.set(level.ne(1));
-        });
         let following = head + 1;
         let next = mux(leaves, following, head);
         let memory = Memory::new("words", self.depth, self.width).style("block").ignoring_collisions();

@@ -51,26 +51,32 @@ impl Module for Fifo {
         assert!(self.depth.is_power_of_two() && self.depth >= 2, "fifo depth {}", self.depth);
         let bits = index_width(self.depth);
         let (head, tail) = (reg_init("head", bits, 0), reg_init("tail", bits, 0));
-        // what both sides see are registers, not what a subtraction of the two says
-        let (level, valid) = (reg_init("held", bits + 1, 0), reg_init("holds", 1, 0));
-        io.level.set(level);
-        io.input.ready.set(!level.msb());
-        io.output.valid.set(valid);
+        io.level.set(occupancy(bits, &io.input, &io.output));
         let (enters, leaves) = (io.input.moves(), io.output.moves());
-        when(enters & !leaves, || {
-            level.set(level + 1);
-            valid.set(1);
-        })
-        .elif(leaves & !enters, || {
-            level.set(level - 1);
-            valid.set(level.ne(1));
-        });
         let memory = Memory::new("words", self.depth, self.width).style("distributed");
         memory.write(enters, tail, io.input.data);
         io.output.data.set(memory.read_now("word", head));
         when(enters, || tail.set(tail + 1));
         when(leaves, || head.set(head + 1));
     }
+}
+
+/// Opens both sides of a FIFO of 2 to the `bits` words; how many it holds. What the sides see are registers, not what a
+/// subtraction of head and tail says.
+pub(super) fn occupancy(bits: u32, input: &Stream<Sig>, output: &Stream<Sig>) -> Sig {
+    let (level, valid) = (reg_init("held", bits + 1, 0), reg_init("holds", 1, 0));
+    input.ready.set(!level.msb());
+    output.valid.set(valid);
+    let (enters, leaves) = (input.moves(), output.moves());
+    when(enters & !leaves, || {
+        level.set(level + 1);
+        valid.set(1);
+    })
+    .elif(leaves & !enters, || {
+        level.set(level - 1);
+        valid.set(level.ne(1));
+    });
+    level
 }
 
 /// From so many words on a FIFO lies in block RAM.

@@ -233,7 +233,7 @@ impl Module for Gather {
         );
         let lane_bits = c.lane_bits();
         let word_bits = c.transmit_address_bits() - lane_bits;
-        let ring_words = c.transmit_buffer_bytes / c.data_bytes;
+        let ring_words = c.transmit_words();
         let segment = &io.segment.data;
         let packet = &segment.packet;
         let one = |valid: Sig, slot: Sig| (valid.extend(n) << slot).resize(n);
@@ -650,10 +650,7 @@ impl Kept {
     fn new(c: &Config, packet: &PacketFields, lane: Sig, tail: Sig) -> Kept {
         // each is looked at once in so many frames, of 8191 bytes and headers at most; older ones pass for young
         let words = (8191 + 128) / c.data_bytes;
-        assert!(
-            c.retained * words < 14 * c.transmit_buffer_bytes / c.data_bytes,
-            "retained outlive their stamps"
-        );
+        assert!(c.retained * words < 14 * c.transmit_words(), "retained outlive their stamps");
         let table = Memory::new("retained", c.retained, Retained::total_width(c)).style("distributed");
         let valid = reg_init("retained_valid", c.retained, 0);
         let index = Retained::index(c, packet);
@@ -705,5 +702,5 @@ impl Kept {
 
 /// What was reserved under this stamp is not overwritten by what is reserved up to `tail`.
 fn lies(c: &Config, tail: Sig, stamp: Sig) -> Sig {
-    (tail - stamp).le(u64::from(c.transmit_buffer_bytes / c.data_bytes))
+    (tail - stamp).le(u64::from(c.transmit_words()))
 }

@@ -50,7 +50,7 @@ impl Module for TransmitBuffer {
             c.transmit_address_bits() <= crate::flow::READ_ADDRESS,
             "transmit buffer exceeds read addresses"
         );
-        let words = c.transmit_buffer_bytes / c.data_bytes;
+        let words = c.transmit_words();
         // a frame is read when all of it is here, and has words of its own
         let memory =
             Memory::with_lanes("payload", words, c.data_bits(), 8).style("block").ignoring_collisions();

@@ -4,6 +4,7 @@
 //!   nic's emit ──> target/rtl/CONFIG/*.sv ──> ci/tools/synth  (coarse) ──> ci/budget.toml
 //!                                        └──> ci/tools/map    (--map)  ──> ci/mapped.toml
 //! ```
+//! CONFIG is a configuration, or a board: its whole top, with the hard blocks of the device as black boxes.
 //! Coarse means before any mapping to a device: no latch, no loop, every memory stays a memory, no more cells,
 //! flip-flops and memory bits than budgeted. Minutes become seconds, and the numbers compare between commits, not with a device's.
 //! `--map` maps each module to LUTs, flip-flops, block RAM and UltraRAM of a device and says how many levels its
@@ -17,9 +18,11 @@ use lexopt::prelude::*;
 use crate::{Args, Task, install, run};
 
 const EMIT: &str = "hdl/nic/src/bin/emit.rs";
-/// What `--map` maps by itself: names of the configurations, and of the devices that `ci/tools/map` knows.
-const CONFIGS: [&str; 2] = ["small", "full"];
-const DEVICES: [&str; 2] = ["ecp5", "xcup"];
+/// What `--map` maps by itself: configurations or boards, and the devices that `ci/tools/map` knows.
+const MAPPED: [(&str, &[&str]); 3] =
+    [("small", &["ecp5", "xcup"]), ("full", &["ecp5", "xcup"]), (BOARD, &["xcup"])];
+/// The board whose top is mapped.
+const BOARD: &str = "alveo-u55c";
 
 /// The task `synth`.
 pub const TASK: Task = Task {
@@ -44,16 +47,18 @@ pub const TASK: Task = Task {
             if device.is_some() || paths {
                 bail!("--device and --paths go with --map");
             }
-            return judge("synth", config.as_deref().unwrap_or(CONFIGS[0]), "ci/budget.toml", &[], update);
+            return judge("synth", config.as_deref().unwrap_or("small"), "ci/budget.toml", &[], update);
         }
-        let all = |one: Option<String>, every: [&str; 2]| {
-            one.map_or_else(|| every.map(String::from).to_vec(), |name| vec![name])
+        let is = |one: &Option<String>, name: &str| one.as_ref().is_none_or(|one| one == name);
+        let mut wanted = MAPPED.iter().filter(|(name, _)| is(&config, name)).flat_map(|(name, devices)| {
+            devices.iter().filter(|to| is(&device, to)).map(move |to| (*name, *to))
+        });
+        let Some(first) = wanted.next() else {
+            let all = MAPPED.map(|(name, devices)| format!("{name} on {}", devices.join(" or ")));
+            bail!("nothing like that is mapped: {}", all.join(", "));
         };
-        let devices = all(device, DEVICES);
-        for config in all(config, CONFIGS) {
-            for device in &devices {
-                map(&config, device, paths, update)?;
-            }
+        for (config, device) in std::iter::once(first).chain(wanted) {
+            map(config, device, paths, update)?;
         }
         Ok(())
     },
@@ -75,8 +80,8 @@ fn judge(tool: &str, config: &str, budget: &str, options: &[&str], update: bool)
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("cannot remove {}", out.display()))?;
     }
-    let mut emit =
-        run::cargo(["run", "--package", "nic", "--bin", "emit", "--", "--config", config, "--out"]);
+    let what = if config == BOARD { "--board" } else { "--config" };
+    let mut emit = run::cargo(["run", "--package", "nic", "--bin", "emit", "--", what, config, "--out"]);
     run::show(emit.arg(&out))?;
     let tool = || {
         let path = format!("ci/tools/{tool}");

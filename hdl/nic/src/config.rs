@@ -54,8 +54,10 @@ pub struct Config {
     pub reads: u32,
     /// READs and atomics owed to peers and kept for replay, shared out by the driver (power of two).
     pub responses: u32,
-    /// WQEs of each QP held on chip (power of two).
+    /// WQEs of a QP held on chip (power of two).
     pub wqe_slots: u32,
+    /// QPs whose send WQEs are on chip at once (power of two, at most `qps`).
+    pub wqe_windows: u32,
     /// Send WQEs of 64 bytes that one read brings (power of two; 1: each has its own).
     pub wqe_batch: u32,
     /// Reads of send WQEs in flight (power of two).
@@ -115,6 +117,7 @@ impl Config {
             reads: 256,
             responses: 256,
             wqe_slots: 4,
+            wqe_windows: 64,
             wqe_batch: 1,
             wqe_reads: 16,
             receive_slots: 16,
@@ -179,6 +182,7 @@ impl Config {
             reads: 2,
             // 4 of each QP
             responses: 32,
+            wqe_windows: 8,
             receive_slots: 2,
             packet_buffer_bytes: 16384,
             packet_slots: 16,
@@ -313,6 +317,7 @@ impl Config {
             ("reads", self.reads),
             ("responses", self.responses),
             ("wqe_slots", self.wqe_slots),
+            ("wqe_windows", self.wqe_windows),
             ("wqe_reads", self.wqe_reads),
             ("receive_slots", self.receive_slots),
             ("wqe_bytes", self.wqe_bytes),
@@ -390,6 +395,12 @@ impl Config {
             return Err(format!(
                 "config `{}`: wqe_batch = {} must be a power of two below wqe_slots = {}",
                 self.name, self.wqe_batch, self.wqe_slots
+            ));
+        }
+        if self.wqe_windows > self.qps {
+            return Err(format!(
+                "config `{}`: wqe_windows = {} must be qps = {} at most",
+                self.name, self.wqe_windows, self.qps
             ));
         }
         if self.wqe_bytes != SEND_FETCH_BYTES.next_power_of_two() {

@@ -7,7 +7,8 @@
 //! ReadDone -> FIFO -> tag of the slot -> wake
 //! Pushed, its words ---> the slot under the cursor, tag
 //! ```
-//! Each QP has `wqe_slots` slots of `wqe_bytes` on chip, as many of them filled as the stride has; WQE i lies in slot i
+//! Each QP has a window of `wqe_slots` slots of `wqe_bytes` on chip (one of its own, or if there are more QPs than windows one
+//! that it gets when it has something to send, see `wqe_windows`), as many of them filled as the stride has; WQE i lies in slot i
 //! modulo the slots, under a tag {state, index}. A WQE's first quarter is read whole, what is behind it (inline data, or
 //! SGEs from the fifth on) by words. A turn looks at the cursor (segment's; acknowledge's triple while a rewind is not yet
 //! obeyed): if that WQE is on chip the `WorkItem` carries it, else it says `present` = 0 (a response may still be owed) and
@@ -43,7 +44,9 @@ use crate::flow::{
     Mark, Pushed, READ_ADDRESS, ReadClient, ReadData, ReadDone, ReadRequest, Turn, WakePulse, WorkItem,
 };
 use crate::prim::fifo::{Fifo, buffer};
+use crate::prim::pick::one_hot;
 use crate::qp::{INDEX, Initialise, Requester, Tx};
+use crate::tx::wqe_windows::WqeWindows;
 use contract::context::{QpQueuesBits, QpRightsBits};
 use contract::doorbell::PUSH_BYTES;
 use contract::ring::SEND_FETCH_BYTES;
@@ -185,17 +188,21 @@ impl Module for Fetch {
         let (slots, group, most_reads) = (c.wqe_slots, c.wqe_batch, c.wqe_reads);
         let (slot_bits, byte_bits) = (index_width(slots), index_width(c.wqe_bytes));
         let batches = group > 1;
-        // one bit tells groups, whose slots are 64 bytes apart
-        let address_bits = c.qp_bits() + slot_bits + byte_bits;
-        assert!(address_bits + u32::from(batches) <= READ_ADDRESS, "WQE memory exceeds addresses");
-        assert!(c.qp_bits() + slot_bits <= crate::flow::READ_ID, "WQE slots exceed read ids");
         let state = |s: Slot| lit(SLOT_STATE, s as u64);
+        // what has a row per QP has one per window
+        let (windows, window_bits) = (c.wqe_windows, index_width(c.wqe_windows));
+        let shared = (windows < c.qps).then(|| instance("windows", &WqeWindows(c.clone())));
+
+        // one bit tells groups, whose slots are 64 bytes apart
+        let address_bits = window_bits + slot_bits + byte_bits;
+        assert!(address_bits + u32::from(batches) <= READ_ADDRESS, "WQE memory exceeds addresses");
+        assert!(window_bits + slot_bits <= crate::flow::READ_ID, "WQE slots exceed read ids");
 
         // the WQE memory, written by lanes: first quarters are read whole; second and third, in which WQEs end, by words
         let beats = c.item_bytes() / c.data_bytes;
         // and none is written while it is present
-        let memory = Memory::with_lanes("wqes", c.qps * slots, c.item_bytes() * 8, 8).ignoring_collisions();
-        let tails = Memory::with_lanes("wqe_tails", c.qps * slots * 2 * beats, c.data_bits(), 8)
+        let memory = Memory::with_lanes("wqes", windows * slots, c.item_bytes() * 8, 8).ignoring_collisions();
+        let tails = Memory::with_lanes("wqe_tails", windows * slots * 2 * beats, c.data_bits(), 8)
             .ignoring_collisions();
         let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Fetch as u64);
         let beat_bits = byte_bits - 2 - c.lane_bits();
@@ -217,6 +224,7 @@ impl Module for Fetch {
         // what is pushed comes in the clocks without read data
         let (phase, job) = (reg_init("phase", 2, 0), reg_init("job", 2, Job::Turn as u64));
         let (qp, cursor) = (reg("qp", c.qp_bits()), reg("cursor", INDEX));
+        let window = if shared.is_some() { reg("window", window_bits) } else { qp };
         let cursor_slot = cursor.bits(0, slot_bits);
         let copying = (phase.eq(3) & job.eq(Job::Push as u64)).named("copying");
         let pushed_at = reg("pushed_at", index_width(PUSH_BYTES / c.data_bytes));
@@ -225,7 +233,7 @@ impl Module for Fetch {
         let at = cat(&[pushed_at, lit(c.lane_bits(), 0)]).extend(byte_bits);
         let beat = mux(arriving, beat, at.bits(c.lane_bits(), beat_bits));
         let quarter = mux(arriving, quarter, at.bits(byte_bits - 2, 2)).named("quarter_written");
-        let row = mux(arriving, row, cat(&[qp, cursor_slot]));
+        let row = mux(arriving, row, cat(&[window, cursor_slot]));
         let lanes = io.read_data.lanes | (!arriving).repeat(c.data_bytes);
         let data = mux(arriving, io.read_data.data, io.pushed_word.data);
         let writes = arriving | io.pushed_word.moves();
@@ -234,12 +242,13 @@ impl Module for Fetch {
         tails.write_lanes(writes & quarter.any(), cat(&[row, quarter.bit(1), beat]), data, lanes);
 
         // ends of reads wait here: no more than reads pending
-        let id_bits = c.qp_bits() + slot_bits;
+        let id_bits = window_bits + slot_bits;
         let ended = instance("ended", &Fifo { depth: most_reads, width: id_bits + 1 });
         ended.input.valid.set(io.read_done.valid & io.read_done.client.eq(ReadClient::Fetch as u64));
         ended.input.data.set(cat(&[io.read_done.failed, io.read_done.id.bits(0, id_bits)]));
         let done_failed = ended.output.data.msb();
-        let done_qp = ended.output.data.bits(slot_bits, c.qp_bits());
+        let done_window = ended.output.data.bits(slot_bits, window_bits);
+        let done_qp = shared.as_ref().map_or(done_window, |w| w.owner);
         let done_slot = ended.output.data.bits(0, slot_bits);
 
         let request = Stream::<ReadRequest>::wires(&(), "read");
@@ -262,17 +271,21 @@ impl Module for Fetch {
         let sweeping = !sweep.msb();
         when(sweeping, || sweep.set(sweep + 1));
         let at_rest = (phase.eq(0) & !sweeping).named("at_rest");
-        let qp_now = mux(
-            take_done,
-            done_qp,
-            mux(take_init, io.initialise.data.qp, mux(take_push, io.pushed.data.qp, io.turn.data.qp)),
-        )
-        .named("qp_now");
+        let asks = mux(take_init, io.initialise.data.qp, mux(take_push, io.pushed.data.qp, io.turn.data.qp));
+        let qp_now = mux(take_done, done_qp, asks).named("qp_now");
         let reading = mux(at_rest, qp_now, qp).named("reading");
+        let window_now = shared.as_ref().map(|w| {
+            w.qp.set(asks);
+            w.owned.set(done_window);
+            mux(take_done, done_window, mux(w.found, w.window, w.victim)).named("window_now")
+        });
         io.read_qp.set(reading);
         when(at_rest & any_of(&[take_done, take_init, take_push, take_turn]), || {
             phase.set(1);
             qp.set(qp_now);
+            if let Some(now) = window_now {
+                window.set(now);
+            }
             when(take_done, || job.set(Job::Done as u64))
                 .elif(take_init, || job.set(Job::Initialise as u64))
                 .elif(take_push, || job.set(Job::Push as u64))
@@ -284,8 +297,8 @@ impl Module for Fetch {
         let field_bits = u32::from(batches) + SLOT_STATE + INDEX;
         let line_bits = slots * field_bits;
         // never read while written: at rest nothing changes
-        let tags = Memory::new("tags", c.qps, line_bits).ignoring_collisions();
-        let tag_word = tags.read("tag_word", at_rest, reading);
+        let tags = Memory::new("tags", windows, line_bits).ignoring_collisions();
+        let tag_word = tags.read("tag_word", at_rest, window_now.unwrap_or(reading));
         let tx = Tx::from_bits(&(), io.tx_word);
         let requester = Requester::from_bits(&(), io.requester_word);
         let arrives = phase.eq(1);
@@ -306,7 +319,20 @@ impl Module for Fetch {
             rights_now.valid
                 & (rights_now.state.eq(QpState::Rts as u64) | rights_now.state.eq(QpState::Sqd as u64)),
         );
-        let line = keep("tag_line", tag_word);
+        // a window that is not the QP's own holds nothing of it
+        let (owns, has) = match &shared {
+            None => (high(), high()),
+            Some(w) => {
+                let (owns, has) = (reg("owns_window", 1), reg("has_window", 1));
+                when(at_rest, || {
+                    owns.set(take_done | w.found);
+                    has.set(take_done | w.found | w.victim_valid);
+                });
+                (owns, has)
+            }
+        };
+        let line =
+            keep("tag_line", if shared.is_some() { tag_word & owns.repeat(line_bits) } else { tag_word });
         when(arrives, || phase.set(2));
         let field = |slot: u32| line.bits(slot * field_bits, field_bits);
         let slot_state = |slot: u32| field(slot).bits(INDEX, SLOT_STATE);
@@ -352,7 +378,7 @@ impl Module for Fetch {
         let free = !work_valid | io.work.ready;
         let emits = (phase.eq(2) & is_turn & free).named("emits");
         // the memory's own output register holds it
-        let wqe = memory.read("wqe", emits, cat(&[qp, cursor_slot]));
+        let wqe = memory.read("wqe", emits, cat(&[window, cursor_slot]));
         io.work.valid.set(work_valid);
         io.work.data.assign(&WorkItem {
             qp: work.qp,
@@ -364,15 +390,29 @@ impl Module for Fetch {
         });
         let item_slot = reg("item_slot", slot_bits);
         when(emits, || item_slot.set(cursor_slot));
+        let item_window = if shared.is_some() { reg("item_window", window_bits) } else { work.qp };
         let within = io.inline_index.bits(0, beat_bits);
         let words: Vec<Sig> = (0..beats).map(|i| wqe.bits(i * c.data_bits(), c.data_bits())).collect();
         let of_head = delay("inline_of_head", select(within, &words));
         let quarter = io.inline_index.bits(beat_bits, 2);
         let of_tail =
-            tails.read("inline_of_tail", high(), cat(&[work.qp, item_slot, quarter.bit(1), within]));
+            tails.read("inline_of_tail", high(), cat(&[item_window, item_slot, quarter.bit(1), within]));
         io.inline_word.set(mux(delay("inline_in_tail", quarter.any()), of_tail, of_head));
         when(io.work.ready, || work_valid.set(0));
         let need = reg("need", slots);
+        let missing: Vec<Sig> = missing.iter().rev().copied().collect();
+        let missing = cat(&missing);
+        let missing = match &shared {
+            None => missing,
+            Some(w) => {
+                // while others wait for a window nothing is read ahead into this one
+                let cursor_alone = one_hot(slots, cursor_slot, high()) | (!w.contended).repeat(slots);
+                let wanted = (missing & cursor_alone).named("wanted");
+                w.starve.set(emits & !has & !fence & wanted.any());
+                w.spent.set(emits & has & wanted.none());
+                wanted & has.repeat(slots)
+            }
+        };
         when(emits, || {
             work_valid.set(1);
             work.qp.set(qp);
@@ -383,8 +423,9 @@ impl Module for Fetch {
                 &(0..slots).map(|s| slot_state(s).eq(Slot::Failed as u64)).collect::<Vec<_>>(),
             ));
             work.producer.set(producer);
-            let missing: Vec<Sig> = missing.iter().rev().copied().collect();
-            let missing = cat(&missing);
+            if shared.is_some() {
+                item_window.set(window);
+            }
             need.set(missing);
             phase.set(mux(fence | missing.none(), lit(2, 0), lit(2, 3)));
         });
@@ -396,6 +437,7 @@ impl Module for Fetch {
         let slot_busy = select(cursor_slot, &states);
         let slot_busy = slot_busy.eq(Slot::Pending as u64) | slot_busy.eq(Slot::Doomed as u64);
         let accepts = may_read & cursor.eq(io.pushed.data.index) & !slot_busy & !select(cursor_slot, &here);
+        let accepts = if shared.is_some() { accepts & has } else { accepts };
         let refuses = (phase.eq(2) & is_push & !accepts).named("refuses_pushed");
         when(phase.eq(2) & is_push, || phase.set(mux(accepts, lit(2, 3), lit(2, 0))));
         let copied = (copying & io.pushed_over).named("copied_pushed");
@@ -423,8 +465,8 @@ impl Module for Fetch {
         let alone = ReadRequest {
             iova: queues.sq_base + (within.extend(64) << shift),
             length: mux(shift.ge(log_bytes), lit(13, u64::from(SEND_FETCH_BYTES)), lit(13, 1) << shift),
-            address: cat(&[qp, chosen, lit(byte_bits, 0)]).extend(READ_ADDRESS),
-            id: cat(&[qp, chosen]).extend(crate::flow::READ_ID),
+            address: cat(&[window, chosen, lit(byte_bits, 0)]).extend(READ_ADDRESS),
+            id: cat(&[window, chosen]).extend(crate::flow::READ_ID),
         };
         io.fetched.set(issue);
         let first = |s: u32| chosen.eq(u64::from(s));
@@ -447,8 +489,8 @@ impl Module for Fetch {
                 .fold(lit(count_bits, 0), |n, s| n + s.extend(count_bits));
             let at = cat(&[
                 high(),
-                lit(address_bits - c.qp_bits() - slot_bits - GROUPED, 0),
-                qp,
+                lit(address_bits - window_bits - slot_bits - GROUPED, 0),
+                window,
                 chosen,
                 lit(GROUPED, 0),
             ]);
@@ -552,29 +594,54 @@ impl Module for Fetch {
             copied,
             sweeping,
         ]);
+        let tag_changes = if shared.is_some() { tag_changes & (!clearing | owns) } else { tag_changes };
+        let written = mux(settling, cat(&ended_line), cat(&new_line));
         tags.write(
             tag_changes,
-            mux(sweeping, sweep.bits(0, c.qp_bits()), qp),
-            mux(settling, cat(&ended_line), cat(&new_line)) & !sweeping.repeat(line_bits),
+            mux(sweeping, sweep.bits(0, window_bits), window),
+            written & !sweeping.repeat(line_bits),
         );
         when(settling | clearing, || phase.set(0));
         ended.output.ready.set(settling);
         io.initialise.ready.set(clearing);
         // schedule needs two clocks for the turn, the tags one
-        io.wake.valid.set((at_rest & take_done) | retry);
-        io.wake.qp.set(mux(at_rest, done_qp, qp));
+        let (wakes, woken) = ((at_rest & take_done) | retry, mux(at_rest, done_qp, qp));
+        match &shared {
+            None => {
+                io.wake.valid.set(wakes);
+                io.wake.qp.set(woken);
+            }
+            Some(w) => {
+                let any_state = |states: &[Slot]| {
+                    let is = |s: u32, state: &Slot| {
+                        written.bits(s * field_bits + INDEX, SLOT_STATE).eq(*state as u64)
+                    };
+                    let all = (0..slots).flat_map(|s| states.iter().map(move |state| is(s, state)));
+                    any_of(&all.collect::<Vec<_>>())
+                };
+                w.job.set(window);
+                w.job_qp.set(qp);
+                w.item_valid.set(work_valid);
+                w.item.set(item_window);
+                w.claim.set((over & issued_now.any()) | copied);
+                w.line.set(tag_changes & !sweeping);
+                w.line_busy.set(any_state(&[Slot::Pending, Slot::Doomed]));
+                w.line_holds.set(any_state(&[Slot::Present, Slot::Failed]));
+                w.sweep.set(sweeping);
+                w.sweep_qp.set(sweep.bits(0, c.qp_bits()));
+                // when this stage wakes nobody itself
+                let at_leisure = at_rest & !any_of(&[take_done, take_init, take_push, take_turn]);
+                w.call.ready.set(at_leisure | phase.eq(1));
+                let calls = w.call.moves();
+                io.wake.valid.set(wakes | calls);
+                io.wake.qp.set(mux(calls, w.call.data.qp, woken));
+            }
+        }
         pending.set(pending + issue.extend(pending.width()) - settling.extend(pending.width()));
 
-        io.idle.set(
-            at_rest
-                & pending.none()
-                & !any_of(&[
-                    io.turn.valid,
-                    io.initialise.valid,
-                    io.pushed.valid,
-                    work_valid,
-                    io.request.valid,
-                ]),
-        );
+        let mut inside =
+            vec![io.turn.valid, io.initialise.valid, io.pushed.valid, work_valid, io.request.valid];
+        inside.extend(shared.map(|w| w.contended));
+        io.idle.set(at_rest & pending.none() & !any_of(&inside));
     }
 }

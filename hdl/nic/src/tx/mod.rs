@@ -12,6 +12,7 @@ pub mod doorbell;
 pub mod push;
 pub mod schedule;
 pub mod fetch;
+pub mod wqe_windows;
 pub mod segment;
 pub mod read_list;
 pub mod packetise;

@@ -143,6 +143,8 @@ impl Config {
         Config {
             name: "full",
             data_bytes: 64,
+            qps: 1024,
+            mrs: 4096,
             read_tags: 256,
             // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
             cplh: 256,
@@ -384,11 +386,12 @@ impl Config {
                 self.name, self.completion_timeout_ticks
             ));
         }
-        // acknowledge: its scan comes round in half of the shortest timeout whatever else goes on
-        if self.ticks_per_4096ns < 4 * self.qps {
+        // acknowledge: a timeout is found between once and four times its length (IBA 9.7.6.1.3). The shortest is two units, and a
+        // round of the scan takes four clocks a QP whatever else goes on.
+        if 3 * 2 * self.ticks_per_4096ns < 4 * self.qps {
             return Err(format!(
-                "config `{}`: ticks_per_4096ns = {} must be 4 per QP at least",
-                self.name, self.ticks_per_4096ns
+                "config `{}`: {} QPs are scanned too late for a timeout of 8.2 us: ticks_per_4096ns = {} must be two thirds of them",
+                self.name, self.qps, self.ticks_per_4096ns
             ));
         }
         if !self.wqe_batch.is_power_of_two() || self.wqe_batch >= self.wqe_slots {

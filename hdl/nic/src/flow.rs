@@ -820,7 +820,7 @@ pub const CLIENT: u32 = 3;
 /// Bits of a byte address in a client's memory (2 MiB at most).
 pub const READ_ADDRESS: u32 = 21;
 /// Bits of a client's own name for a read.
-pub const READ_ID: u32 = 11;
+pub const READ_ID: u32 = 14;
 
 /// SGEs of a list that place sees at once. A list has up to four such groups, of which the first is always at hand.
 pub const GROUP_SGES: u32 = 4;

@@ -686,7 +686,7 @@ impl Nic {
                     ..Mark::of(
                         T::Fetched,
                         ended.valid & (by_fetch | by_gather),
-                        mux(by_fetch, ended.id.bits(slot_bits, c.qp_bits()), nobody),
+                        mux(by_fetch, fetch.ended_qp, nobody),
                     )
                 },
             ),

@@ -158,6 +158,9 @@ pub struct FetchIo {
     /// Ends of reads of all clients.
     #[input]
     pub read_done: ReadDone,
+    /// Whose read of WQEs ends in this clock, for trace.
+    #[output(c.0.qp_bits())]
+    pub ended_qp: Sig,
     /// A WQE arrived.
     #[output(c.0.clone())]
     pub wake: WakePulse,
@@ -405,8 +408,8 @@ impl Module for Fetch {
         let missing = match &shared {
             None => missing,
             Some(w) => {
-                // while others wait for a window nothing is read ahead into this one
-                let cursor_alone = one_hot(slots, cursor_slot, high()) | (!w.contended).repeat(slots);
+                // who has to leave the window soon reads nothing ahead into it
+                let cursor_alone = one_hot(slots, cursor_slot, high()) | (!w.crowded).repeat(slots);
                 let wanted = (missing & cursor_alone).named("wanted");
                 w.starve.set(emits & !has & !fence & wanted.any());
                 w.spent.set(emits & has & wanted.none());
@@ -610,8 +613,11 @@ impl Module for Fetch {
             None => {
                 io.wake.valid.set(wakes);
                 io.wake.qp.set(woken);
+                io.ended_qp.set(io.read_done.id.bits(slot_bits, window_bits));
             }
             Some(w) => {
+                w.ended.set(io.read_done.id.bits(slot_bits, window_bits));
+                io.ended_qp.set(w.ended_owner);
                 let any_state = |states: &[Slot]| {
                     let is = |s: u32, state: &Slot| {
                         written.bits(s * field_bits + INDEX, SLOT_STATE).eq(*state as u64)
@@ -619,6 +625,7 @@ impl Module for Fetch {
                     let all = (0..slots).flat_map(|s| states.iter().map(move |state| is(s, state)));
                     any_of(&all.collect::<Vec<_>>())
                 };
+                w.job_valid.set(!at_rest);
                 w.job.set(window);
                 w.job_qp.set(qp);
                 w.item_valid.set(work_valid);
@@ -641,7 +648,7 @@ impl Module for Fetch {
 
         let mut inside =
             vec![io.turn.valid, io.initialise.valid, io.pushed.valid, work_valid, io.request.valid];
-        inside.extend(shared.map(|w| w.contended));
+        inside.extend(shared.map(|w| w.waiting));
         io.idle.set(at_rest & pending.none() & !any_of(&inside));
     }
 }

@@ -13,8 +13,10 @@
 //! the window of the job that fetch is at, nor that of the item which segment has. So what was read is used before it
 //! goes, however many QPs there are, and a QP that stops (ERR, RESET) holds none.
 //!
-//! A QP that found no victim waits in a FIFO, once (`waits`); it is called, which wakes it, when there is a victim. That is
-//! not kept for it: who comes first has it, and the other waits again. While somebody waits fetch reads nothing ahead.
+//! A QP that found no victim waits in a FIFO, once (`waits`); one is called, which wakes it, for each window that becomes free.
+//! That is not kept for it: who comes first has it, and the other waits again. From then on until nobody has waited for
+//! 2^[`CROWDED`] clocks (`crowded`) fetch reads nothing ahead, as it would have to be read again: a WQE per window and latency
+//! of the host is what there is then.
 //!
 //! Latency: lookup none, victim one clock behind busy and fresh. Reset: `sweep` clears who waits.
 //!
@@ -27,6 +29,11 @@ use crate::prim::pick::{one_hot, round_robin};
 use hdl::{
     Memory, Module, Ports, Sig, Stream, any_of, cat, high, index_width, mux, reg, reg_init, select, when,
 };
+
+/// log2 of the clocks after which one is called if there is a victim, whatever has been counted.
+const UNCALLED: u32 = 8;
+/// log2 of the clocks for which it is crowded behind the last that waited.
+const CROWDED: u32 = 10;
 
 /// The windows of `fetch`.
 #[derive(Clone, Debug)]
@@ -57,7 +64,16 @@ pub struct WqeWindowsIo {
     /// Its owner.
     #[output(c.0.qp_bits())]
     pub owner: Sig,
-    /// The window of fetch's job.
+    /// Another.
+    #[input(index_width(c.0.wqe_windows))]
+    pub ended: Sig,
+    /// Its owner.
+    #[output(c.0.qp_bits())]
+    pub ended_owner: Sig,
+    /// fetch has a job.
+    #[input]
+    pub job_valid: Sig,
+    /// Its window.
     #[input(index_width(c.0.wqe_windows))]
     pub job: Sig,
     /// The QP of fetch's job, from two clocks before it starves.
@@ -90,9 +106,12 @@ pub struct WqeWindowsIo {
     /// A QP that waited is to be woken.
     #[source(c.0.clone())]
     pub call: Stream<Wake>,
+    /// Somebody waits, or did so lately.
+    #[output]
+    pub crowded: Sig,
     /// Somebody waits.
     #[output]
-    pub contended: Sig,
+    pub waiting: Sig,
     /// Clears whether `sweep_qp` waits.
     #[input]
     pub sweep: Sig,
@@ -133,10 +152,11 @@ impl Module for WqeWindows {
         });
         io.window.set(cat(&number.collect::<Vec<_>>()));
         io.owner.set(select(io.owned, &owners));
+        io.ended_owner.set(select(io.ended, &owners));
 
         // the next victim, going round
         let (busy, fresh) = (reg_init("busy", n, 0), reg_init("fresh", n, 0));
-        let (written, job) = (one_hot(n, io.job, io.line), one_hot(n, io.job, high()));
+        let (written, job) = (one_hot(n, io.job, io.line), one_hot(n, io.job, io.job_valid));
         busy.set((busy & !written) | (written & io.line_busy.repeat(n)));
         let seen = written | (job & io.spent.repeat(n));
         fresh.set((fresh & !seen) | (written & io.line_holds.repeat(n)));
@@ -159,11 +179,22 @@ impl Module for WqeWindows {
         waiting.valid.set(io.starve & !waits_now);
         waiting.data.qp.set(io.job_qp);
         let queue = buffer("starved", c, c.qps, &waiting);
-        io.call.valid.set(queue.valid & victim_valid);
+        // one for each window that has become free since somebody waits, and one after a while, whatever made it free
+        let (credit, long) = (reg_init("credit", bits + 1, 0), reg_init("clocks_uncalled", UNCALLED + 1, 0));
+        let may = (victim_valid & (credit.any() | long.msb())).named("may_call");
+        io.call.valid.set(queue.valid & may);
         io.call.data.qp.set(queue.data.qp);
-        queue.ready.set(io.call.ready & victim_valid);
-        io.contended.set(queue.valid);
+        queue.ready.set(io.call.ready & may);
         let called = io.call.moves();
+        let freed = io.spent & !busy.bit_at(io.job) & !credit.msb();
+        when(!queue.valid, || credit.set(0))
+            .elif(freed & !called, || credit.set(credit + 1))
+            .elif(called & !freed & credit.any(), || credit.set(credit - 1));
+        when(called | !queue.valid, || long.set(0)).elif(!long.msb(), || long.set(long + 1));
+        io.waiting.set(queue.valid);
+        let quiet = reg_init("quiet_clocks", CROWDED + 1, 1 << CROWDED);
+        when(queue.valid, || quiet.set(0)).elif(!quiet.msb(), || quiet.set(quiet + 1));
+        io.crowded.set(!quiet.msb());
         let at = mux(io.sweep, io.sweep_qp, mux(called, queue.data.qp, io.job_qp));
         waits.write(io.sweep | called | waiting.moves(), at, !(io.sweep | called));
     }

@@ -1,6 +1,7 @@
 //! Primitives: nothing here knows what a packet is.
 
 pub mod fifo;
+pub mod flags;
 pub mod block_fifo;
 pub mod async_fifo;
 pub mod merge;

@@ -61,6 +61,7 @@
 use crate::config::Config;
 use crate::flow::{CAUSE, Completion, Count, Event, Fault, Mark, Response, Scatter, Wake, WakePulse};
 use crate::prim::fifo::{Fifo, buffer};
+use crate::prim::flags::Flags;
 use crate::qp::{
     DEADLINE, Initialise, PSN, READS, Record, Requester, StateShape, StateWrite, Tx, WINDOW, psn_before,
 };
@@ -248,7 +249,6 @@ impl Module for Acknowledge {
         let picked_fault = Fault::regs(c, "picked_fault");
         let initialise = rest & !picked_valid & io.initialise.valid;
         io.initialise.ready.set(rest & !picked_valid);
-        let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
 
         let wake_valid = reg_init("wake_valid_q", 1, 0);
         let wake_qp = reg("wake_qp_q", c.qp_bits());
@@ -285,8 +285,8 @@ impl Module for Acknowledge {
         let counts = Memory::new("placed_counts", c.qps, READS).style("distributed");
         let there = counts.read_now("placed_there", head.data.qp);
         counts.write(good | clears, mux(good, head.data.qp, i.qp), mux(good, there + 1, lit(READS, 0)));
-        let queued = reg_init("queued", c.qps, 0);
-        let new = (good & !queued.bit_at(head.data.qp)).named("new_confirmation");
+        let queued = Flags::new("queued", c.qps);
+        let new = (good & !queued.at(head.data.qp)).named("new_confirmation");
         let confirmations = instance("confirmations", &Fifo { depth: c.qps, width: c.qp_bits() });
         confirmations.input.valid.set(new);
         confirmations.input.data.set(head.data.qp);
@@ -347,7 +347,7 @@ impl Module for Acknowledge {
         when(take_confirmed, || passed_by.set(0));
         when(take_response & (io.fault.valid | io.kick.valid), || passed_over.set(passed_over + 1));
         when(take_fault | take_kick, || passed_over.set(0));
-        queued.set((queued | bit(new, head.data.qp)) & !bit(take_confirmed, confirmed.data));
+        queued.change((new, head.data.qp), (take_confirmed, confirmed.data));
         io.qp_address.set(picked_qp);
         let quiet = !confirmed.valid & (!picked_valid | picked_source.eq(Source::Scan.code()));
         let resting = (rest & quiet).named("resting");
@@ -749,7 +749,7 @@ impl Module for Acknowledge {
         ));
 
         // QPs that ended by a READ of the peer
-        let answers_over = reg_init("answers_over", c.qps, 0);
+        let answers_over = Flags::new("answers_over", c.qps);
         let start = Requester::wires(&(), "start");
         start.assign_zero();
         let fresh = Requester {
@@ -757,11 +757,11 @@ impl Module for Acknowledge {
             got_first: i.sq_psn,
             retries: i.retry_cnt,
             rnr_retries: i.rnr_retry,
-            halt: answers_over.bit_at(i.qp) & !(i.receive | i.reset),
+            halt: answers_over.at(i.qp) & !(i.receive | i.reset),
             ..start
         };
         let anew = i.receive | i.reset;
-        answers_over.set((answers_over | bit(ends_qp, qp)) & !bit(initialise & anew, i.qp));
+        answers_over.change((ends_qp, qp), (initialise & anew, i.qp));
         io.requester_write.enable.set(clears | end);
         io.requester_write.address.set(mux(rest, i.qp, qp));
         io.requester_write.data.set(mux(rest, fresh.to_bits(), next.to_bits()));

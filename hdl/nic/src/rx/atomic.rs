@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::flow::{
     CLIENT, Exchange, READ_ADDRESS, READ_ID, ReadClient, ReadData, ReadDone, ReadRequest, SmallWrite, Wake,
 };
+use crate::prim::flags::Flags;
 use crate::prim::pick::lowest;
 use crate::qp::{Executed, Initialise, Operands, Outcome, StateShape, StateWrite};
 use hdl::{
@@ -214,7 +215,7 @@ impl Module for Atomic {
         let who = Exchange::from_bits(c, whose.read_now("oldest", tail_slot));
         let what = Operands::from_bits(&(), whats.read_now("to_do", tail_slot));
         // QPs of which a read failed
-        let broken = reg_init("broken", c.qps, 0);
+        let broken = Flags::new("broken", c.qps);
         let (qp, entry) = (reg("qp", c.qp_bits()), reg("entry", c.response_bits()));
         let (iova, adds) = (reg("iova", 64), reg("adds", 1));
         let (value, compare) = (reg("value", 64), reg("compare", 64));
@@ -229,7 +230,7 @@ impl Module for Atomic {
             value.set(what.value);
             compare.set(what.compare);
             original.set(select(tail_slot, &found));
-            bad.set(failed.bit_at(tail_slot) | broken.bit_at(who.qp));
+            bad.set(failed.bit_at(tail_slot) | broken.at(who.qp));
         });
         let computing = at(Phase::Compute);
         let writes = !bad & (adds | original.eq(compare));
@@ -263,8 +264,7 @@ impl Module for Atomic {
         let start = &io.initialise.data;
         io.initialise.ready.set(resting);
         let starts = (resting & io.initialise.valid & (start.receive | start.reset)).named("starts");
-        let bit = |enable: Sig, qp: Sig| enable.extend(c.qps) << qp;
-        broken.set((broken | bit(keeps & bad, qp)) & !bit(starts, start.qp));
+        broken.change((keeps & bad, qp), (starts, start.qp));
         // the address stands while the phase does
         io.executed_address.set(qp);
         let count = Executed::from_bits(&(), io.executed_word).count;

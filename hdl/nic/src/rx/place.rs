@@ -67,6 +67,7 @@ use crate::flow::{
 };
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
+use crate::prim::flags::Flags;
 use crate::prim::pick::lowest;
 use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, owed_address, psn_before};
 use crate::rx::receive_wqes::{ReceiveWqes, WqeName};
@@ -79,6 +80,8 @@ use hdl::{
     reg_init, select, when,
 };
 
+/// Bits of a round of atomics.
+const ROUND: u32 = 4;
 /// Verdicts, and READ responses, that wait in front of place.
 const VERDICTS: u32 = 4;
 /// Pieces and packets that wait for their writes.
@@ -342,7 +345,6 @@ impl Module for Place {
     fn body(&self, io: &PlaceIo) {
         let c = &self.config;
         let (qp_bits, misses) = (c.qp_bits(), c.misses);
-        let bit = |valid: Sig, qp: Sig| valid.extend(c.qps) << qp;
         let kind = |k: Kind| lit(4, k.code());
         let reason = |r: Reject| lit(6, u64::from(r.code()));
         let status = |s: WcStatus| lit(8, u64::from(s.code()));
@@ -393,9 +395,11 @@ impl Module for Place {
             (!from_miss & locals.valid & (!(from_verdicts | has_data) | local_first)).named("from_local");
         let from_data =
             (!from_miss & !from_local & has_data & (!from_verdicts | data_first)).named("from_data");
-        // atomics pushed and not yet executed, and whose; kept until there are none
+        // atomics pushed and not yet executed, and whose: who had one since there were none. That is a round; one of long ago
+        // may be taken for this one, which costs its QP a wait
         let atomics = reg_init("atomics", 8, 0);
-        let atomic_of = reg_init("atomic_of", c.qps, 0);
+        let round = reg_init("atomic_round", ROUND, 0);
+        let rounds = Memory::new("atomic_rounds", c.qps, ROUND).style("distributed");
         let overtakes = hdl::wire("would_overtake", 1);
         let some = any_of(&[from_miss, from_verdicts, from_data, from_local]);
         let begin = (resting & consumed.ready & some & !overtakes).named("begins");
@@ -429,13 +433,18 @@ impl Module for Place {
         let fresh = scatter.or_else(c, from_data, &ends_key.or_else(c, from_local, &arrived));
         let chosen = again.or_else(c, from_miss, &fresh);
         // an atomic by the key is judged already. Each that may be chosen is looked at while it is not yet known which is
-        let overtakes_as = |v: &Verdict| {
+        let overtakes_as = |v: &Verdict, name: &str| {
             let ends = is(v, Action::Local) | (is(v, Action::Send) & v.with_inv);
-            ends | ((is(v, Action::Write) | is(v, Action::Send)) & atomic_of.bit_at(v.qp))
+            let had_one = rounds.read_now(name, v.qp).eq(round);
+            ends | ((is(v, Action::Write) | is(v, Action::Send)) & had_one)
         };
-        let arrived_overtakes = mux(fifo.output.valid, overtakes_as(&waited), overtakes_as(&io.verdict.data));
+        let arrived_overtakes = mux(
+            fifo.output.valid,
+            overtakes_as(&waited, "round_of_waited"),
+            overtakes_as(&io.verdict.data, "round_of_verdict"),
+        );
         let fresh_overtakes = from_local | (!from_data & arrived_overtakes);
-        let any_overtakes = mux(from_miss, overtakes_as(&again), fresh_overtakes);
+        let any_overtakes = mux(from_miss, overtakes_as(&again, "round_of_again"), fresh_overtakes);
         overtakes.set(some & any_overtakes & atomics.any());
         let v = Verdict::regs(c, "under_way");
         let (missed, entry) = (reg("is_missed", 1), reg("entry", index_width(misses)));
@@ -471,8 +480,8 @@ impl Module for Place {
         let receives =
             any_of(&receives.map(|s| rights.state.eq(s.code())).collect::<Vec<_>>()) & rights.valid;
         // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
-        let dead = reg_init("dead", c.qps, 0);
-        let is_dead = dead.bit_at(v.qp);
+        let dead = Flags::new("dead", c.qps);
+        let is_dead = dead.at(v.qp);
         let (fence, write) = (is(&v, Action::Fence), is(&v, Action::Write));
         let (send, local) = (of_host(is(&v, Action::Send)), of_host(is(&v, Action::Local)));
         let is_atomic = is(&v, Action::Atomic);
@@ -752,7 +761,9 @@ impl Module for Place {
         when(pushed, || to(Phase::Rest));
         let new_atomic = (pushed & is_atomic & !lost & !fault).named("new_atomic");
         atomics.set(atomics + new_atomic.extend(8) - io.exchanged.extend(8));
-        atomic_of.set((atomic_of & atomics.any().repeat(c.qps)) | (bit(new_atomic, v.qp)));
+        let this_round = round + atomics.none().extend(ROUND);
+        when(new_atomic, || round.set(this_round));
+        rounds.write(new_atomic, v.qp, this_round);
         let over_now = (pushed | (emitted & over_emitted)).named("packet_over");
         consumed.valid.set(over_now & !lost & !naks & v.uses_wqe & v.last & holds);
         consumed.data.assign(&WqeName { qp: v.qp, index: v.wqe_index });
@@ -831,9 +842,12 @@ impl Module for Place {
         });
         io.placement.take(&placements);
         // local invalidates inside
-        let local_of = reg_init("local_of", c.qps, 0);
-        let local_over = (f_read | f_discard) & f.local;
-        local_of.set((local_of & !bit(local_over, f.qp)) | bit(io.local.moves(), io.local.data.qp));
+        let local_of = Flags::new("local_of", c.qps);
+        let local_inside = reg_init("locals_inside", qp_bits + 1, 0);
+        let (new_local, local_over) = (io.local.moves(), (f_read | f_discard) & f.local);
+        let stays = new_local & io.local.data.qp.eq(f.qp);
+        local_of.change((new_local, io.local.data.qp), (local_over & !stays, f.qp));
+        local_inside.set(local_inside + new_local.extend(qp_bits + 1) - local_over.extend(qp_bits + 1));
         let acknowledges = !any_of(&[Kind::Fence, Kind::Discard, Kind::Read].map(is_kind));
         let packet =
             (f_rest & here & seen & f.ends & acknowledges & !io.initialise.valid).named("packet_ends");
@@ -966,7 +980,7 @@ impl Module for Place {
         // the own word, and a new start
         let i = &io.initialise.data;
         let clears = i.receive | i.reset;
-        let may_clear = !local_of.bit_at(i.qp);
+        let may_clear = !local_of.at(i.qp);
         let begin_anew =
             (f_rest & io.initialise.valid & clears & may_clear & wqes.forget.ready).named("begin_anew");
         io.initialise.ready.set(f_rest & (!clears | (may_clear & wqes.forget.ready)));
@@ -978,7 +992,7 @@ impl Module for Place {
         io.placed_write.enable.set(begin_anew | done);
         io.placed_write.address.set(mux(f_rest, i.qp, f.qp));
         io.placed_write.data.set(mux(f_rest, fresh.to_bits(), next.to_bits()));
-        dead.set((dead | bit(over_now & fatal & !lost, v.qp)) & !bit(begin_anew, i.qp));
+        dead.change((over_now & fatal & !lost, v.qp), (begin_anew, i.qp));
 
         // receive WQEs: the rest of their ports
         wqes.doorbell.take(&io.doorbell);
@@ -1008,7 +1022,7 @@ impl Module for Place {
                 & f_rest
                 & !fifo.output.valid
                 & !data.valid
-                & local_of.none()
+                & local_inside.none()
                 & !placements.valid
                 & !acks.valid
                 & used.none()

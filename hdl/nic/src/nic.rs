@@ -264,7 +264,7 @@ impl Nic {
         // host side
         let bar = instance("bar", &Bar(c.clone()));
         let msix = instance("msix", &Msix(c.clone()));
-        let command = instance("command", &Command { c: c.clone(), initialised: 8 });
+        let command = instance("command", &Command { c: c.clone(), initialised: 7 });
         let read = instance("read", &Read(c.clone()));
         let write = instance("write", &Write(c.clone()));
         let transmit = instance("transmit", &Transmit(c.clone()));
@@ -460,7 +460,6 @@ impl Nic {
         notify.table.assign(&put);
         for (i, to) in [
             &doorbell.initialise,
-            &schedule.initialise,
             &fetch.initialise,
             &segment.initialise,
             &check.initialise,

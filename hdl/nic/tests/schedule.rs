@@ -18,10 +18,16 @@ use txkit::{Choices, Placed, Requester, lint, reset, wide};
 const WAKES: [&str; 5] = ["doorbell", "fetch", "respond", "acknowledge", "command"];
 
 fn schedule() -> Interpreter {
-    let mut s = Interpreter::new(&elaborate(&Schedule(Config::small())).unwrap());
+    schedule_of(64)
+}
+
+/// A stage whose RAMs are swept, if it has any.
+fn schedule_of(qps: u32) -> Interpreter {
+    let mut s = Interpreter::new(&elaborate(&Schedule(Config { qps, ..Config::small() })).unwrap());
     reset(&mut s);
     s.poke("room", 1);
     s.poke("turn_ready", 1);
+    (0..qps).for_each(|_| s.clock());
     s
 }
 
@@ -58,8 +64,8 @@ fn done(s: &mut Interpreter, qp: u64, again: bool) {
 #[test]
 fn any_of_five_wakes_gives_one_turn_two_clocks_later_and_a_doorbell_one() {
     for source in WAKES {
-        for qp in [0, 1, 62, 63] {
-            let mut s = schedule();
+        for (qps, qp) in [(64, 0), (64, 1), (64, 62), (64, 63), (256, 0), (256, 255)] {
+            let mut s = schedule_of(qps);
             assert_eq!(s.peek("idle"), 1);
             wake(&mut s, source, Some(qp));
             for clock in 0..if source == "doorbell" { 1 } else { 2 } {
@@ -173,7 +179,8 @@ fn everybody_gets_the_same_number_of_turns() {
         s.clock();
     }
     let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
-    assert!(most - least <= 1 && *least >= 30, "{counts:?}");
+    // those who come again share with those who rang first
+    assert!(most - least <= 4 && *least >= 30, "{counts:?}");
 }
 
 #[test]
@@ -186,8 +193,8 @@ fn without_room_only_those_who_owe_a_response_get_turns() {
     done(&mut s, 2, true);
     assert_eq!(turn(&mut s, 20), None, "its own data waits as well");
     s.poke("room", 1);
-    // round robin: the turn after QP 2 is QP 1's only by going round
-    assert_eq!([turn(&mut s, 10), turn(&mut s, 10)], [Some(1), Some(2)]);
+    // the list of those who come again is behind that of respond, that of doorbells only by going round
+    assert_eq!([turn(&mut s, 10), turn(&mut s, 10)], [Some(2), Some(1)]);
 }
 
 #[test]
@@ -226,38 +233,47 @@ fn the_fence_leaves_behind_the_turns_given_and_before_the_others() {
 }
 
 #[test]
-fn a_reset_forgets_the_wakes() {
+fn a_list_has_a_place_for_every_qp_and_whoever_is_busy_holds_nobody_up() {
     let mut s = schedule();
-    s.poke("room", 0);
-    wake(&mut s, "doorbell", Some(7));
+    s.poke("turn_ready", 0);
+    wake(&mut s, "command", Some(40));
     s.clock();
-    wake(&mut s, "doorbell", None);
-    s.poke("initialise_valid", 1);
-    s.poke("initialise_qp", 7);
-    s.clock();
-    s.poke("room", 1);
-    s.poke("initialise_reset", 1);
-    // a start of one side forgets nothing: with room the QP is chosen in this clock, the reset comes too late for it
-    s.clock();
-    s.poke("initialise_valid", 0);
-    assert_eq!(turn(&mut s, 10), Some(7));
-    done(&mut s, 7, false);
-    s.poke("room", 0);
-    wake(&mut s, "doorbell", Some(7));
-    s.clock();
-    wake(&mut s, "doorbell", None);
-    s.poke("initialise_valid", 1);
-    s.clock();
-    s.poke("initialise_valid", 0);
-    s.poke("room", 1);
-    assert_eq!(turn(&mut s, 20), None);
+    wake(&mut s, "command", None);
+    (0..4).for_each(|_| s.clock());
+    // QP 40's turn stands; now all are on one list
+    for qp in 0..64 {
+        wake(&mut s, "acknowledge", Some(qp));
+        s.clock();
+    }
+    wake(&mut s, "acknowledge", None);
+    s.poke("turn_ready", 1);
+    let mut turns = vec![];
+    while let Some(qp) = turn(&mut s, 200) {
+        turns.push(qp);
+        // every other is woken again while its turn is under way
+        wake(&mut s, "acknowledge", (qp % 2 == 0).then_some(qp));
+        s.clock();
+        wake(&mut s, "acknowledge", None);
+    }
+    turns[1..].sort_unstable();
+    let others: Vec<u64> = (0..64).filter(|qp| *qp != 40).collect();
+    assert_eq!((turns[0], &turns[1..]), (40, &others[..]), "each has one turn at a time");
+    // their ends let those have one more
+    s.poke("turn_ready", 0);
+    for qp in 0..64 {
+        done(&mut s, qp, false);
+    }
+    s.poke("turn_ready", 1);
+    let mut turns: Vec<u64> = std::iter::from_fn(|| turn(&mut s, 200)).collect();
+    turns.sort_unstable();
+    assert_eq!(turns, (0..64).step_by(2).collect::<Vec<_>>());
 }
 
 #[test]
 fn no_wake_is_lost_and_no_turn_is_invented() {
-    for seed in 1..=6u64 {
+    for seed in 1..=12u64 {
         let mut pick = Choices::new(seed);
-        let mut s = schedule();
+        let mut s = schedule_of(if seed % 2 == 0 { 64 } else { 256 });
         let (mut wakes, mut turns) = (0u64, 0u64);
         // clock of the last wake not yet followed by a turn
         let mut waiting = [None::<u64>; 64];
@@ -372,7 +388,7 @@ impl Module for Front {
         schedule.room.set(segment.room);
         schedule.fence_valid.set(0);
         schedule.command.assign_zero();
-        for init in [&schedule.initialise, &fetch.initialise, &segment.initialise] {
+        for init in [&fetch.initialise, &segment.initialise] {
             init.valid.set(0);
             init.data.assign_zero();
         }

@@ -1,21 +1,21 @@
-//! One bit for each of many: set by one, cleared by another, looked at by anybody, all in one clock.
+//! One bit for each of many: set by some, cleared by one, looked at by anybody, all in one clock.
 //!
 //! ```text
-//!   set ────> [ set ]  ──┐
-//!                        ^ differ: the bit is 1
-//!   clear ──> [ cleared ]┘
+//!   set ────> [ part ] ──┐
+//!   set ────> [ part ] ──^ the bit
+//!   clear ──> [ part ] ──┘
 //! ```
 //! Up to [`REGISTERS`] of them are registers. More would cost two LUTs and a flip-flop each, and as much again for each way to
-//! tell one of them by number; they are two LUT RAMs, which a bit is the difference of: who sets it makes its half differ from
-//! the other's, who clears it makes its half equal. Both show the same, but for this: RAMs are swept for as many clocks
-//! behind a reset, in which nobody sets or clears. So early there is no QP.
+//! tell one of them by number; they are LUT RAMs, one for each that writes, and a bit is the exclusive or of its parts: who
+//! sets it writes what makes that 1, who clears it what makes it 0. Both show the same, but for this: RAMs are swept for as
+//! many clocks behind a reset, in which nobody sets or clears. So early there is no QP.
 //!
 //! A bit that is set and cleared in the same clock is clear. Latency: a look sees what the clocks before did.
 //!
 //! Requirements: CARD
 
 use crate::prim::pick::one_hot;
-use hdl::{Memory, Sig, any_of, assert_always, index_width, mux, reg_init, when};
+use hdl::{Memory, Sig, any_of, assert_always, index_width, lit, mux, reg_init, when};
 use std::cell::Cell;
 
 /// So many are registers.
@@ -33,18 +33,19 @@ pub struct Flags {
 #[derive(Debug)]
 enum Kept {
     Registers(Sig),
-    Memories { set: Memory, cleared: Memory },
+    /// Of each that sets, and of the one that clears.
+    Parts(Vec<Memory>),
 }
 
 impl Flags {
-    /// `n` bits, a power of two, all of them clear.
+    /// `n` bits, a power of two, all of them clear; so many may be set in one clock.
     #[track_caller]
-    pub fn new(name: &str, n: u32) -> Flags {
-        let memory = |half: &str| Memory::new(&format!("{name}_{half}"), n, 1).style("distributed");
+    pub fn new(name: &str, n: u32, setters: u32) -> Flags {
+        let part = |i| Memory::new(&format!("{name}_part_{i}"), n, 1).style("distributed");
         let kept = if n <= REGISTERS {
             Kept::Registers(reg_init(name, n, 0))
         } else {
-            Kept::Memories { set: memory("set"), cleared: memory("cleared") }
+            Kept::Parts((0..=setters).map(part).collect())
         };
         Flags { name: name.to_owned(), n, kept, looks: Cell::new(0) }
     }
@@ -53,37 +54,42 @@ impl Flags {
     pub fn at(&self, index: Sig) -> Sig {
         match &self.kept {
             Kept::Registers(bits) => bits.bit_at(index),
-            Kept::Memories { set, cleared } => {
-                let look = self.looks.replace(self.looks.get() + 1);
-                let of = |memory: &Memory, half: &str| {
-                    memory.read_now(&format!("{}_{half}_{look}", self.name), index)
-                };
-                of(set, "set") ^ of(cleared, "cleared")
-            }
+            Kept::Parts(parts) => self.sum(parts.iter().enumerate(), index),
         }
+    }
+    /// The exclusive or of those parts of bit `index`.
+    fn sum<'a>(&self, parts: impl Iterator<Item = (usize, &'a Memory)>, index: Sig) -> Sig {
+        let look = self.looks.replace(self.looks.get() + 1);
+        parts
+            .map(|(i, part)| part.read_now(&format!("{}_{look}_of_part_{i}", self.name), index))
+            .reduce(|sum, part| sum ^ part)
+            .expect("one that clears and one that sets at least")
     }
     /// Sets and clears, each {in this clock, which}. To be called once.
     #[track_caller]
-    pub fn change(&self, sets: (Sig, Sig), clears: (Sig, Sig)) {
-        let ((sets, set_at), (clears, clear_at)) = (sets, clears);
-        match &self.kept {
+    pub fn change(&self, sets: &[(Sig, Sig)], clears: (Sig, Sig)) {
+        let parts = match &self.kept {
             Kept::Registers(bits) => {
-                let bit = |(valid, index): (Sig, Sig)| one_hot(self.n, index, valid);
-                bits.set((*bits | bit((sets, set_at))) & !bit((clears, clear_at)));
+                let bit = |&(valid, index): &(Sig, Sig)| one_hot(self.n, index, valid);
+                let set = sets.iter().fold(*bits, |bits, set| bits | bit(set));
+                return bits.set(set & !bit(&clears));
             }
-            Kept::Memories { set, cleared } => {
-                let name = |what: &str| format!("{}_{what}", self.name);
-                let sweep = reg_init(&name("sweep"), index_width(self.n) + 1, 0);
-                let sweeping = !sweep.msb();
-                when(sweeping, || sweep.set(sweep + 1));
-                assert_always(&name("rest_in_the_sweep"), !sweeping | !any_of(&[sets, clears]));
-                let swept = sweep.bits(0, index_width(self.n));
-                let differs = !cleared.read_now(&name("cleared_before"), set_at);
-                let equals = set.read_now(&name("set_before"), clear_at);
-                let stands = sets & !(clears & set_at.eq(clear_at));
-                set.write(sweeping | stands, mux(sweeping, swept, set_at), differs & !sweeping);
-                cleared.write(sweeping | clears, mux(sweeping, swept, clear_at), equals & !sweeping);
-            }
+            Kept::Parts(parts) => parts,
+        };
+        let name = |what: &str| format!("{}_{what}", self.name);
+        let sweep = reg_init(&name("sweep"), index_width(self.n) + 1, 0);
+        let (sweeping, swept) = (!sweep.msb(), sweep.bits(0, index_width(self.n)));
+        when(sweeping, || sweep.set(sweep + 1));
+        // who clears, then who sets: of several that write one bit the first
+        let writes: Vec<(Sig, Sig)> = [&[clears], sets].concat();
+        let any = any_of(&writes.iter().map(|(valid, _)| *valid).collect::<Vec<_>>());
+        assert_always(&name("rest_in_the_sweep"), !sweeping | !any);
+        for (i, (valid, index)) in writes.iter().enumerate() {
+            let others = parts.iter().enumerate().filter(|(other, _)| *other != i);
+            let value = self.sum(others, *index) ^ lit(1, u64::from(i > 0));
+            let before: Vec<Sig> = writes[..i].iter().map(|&(first, at)| first & at.eq(*index)).collect();
+            let stands = if before.is_empty() { *valid } else { *valid & !any_of(&before) };
+            parts[i].write(sweeping | stands, mux(sweeping, swept, *index), value & !sweeping);
         }
     }
 }

@@ -285,7 +285,7 @@ impl Module for Acknowledge {
         let counts = Memory::new("placed_counts", c.qps, READS).style("distributed");
         let there = counts.read_now("placed_there", head.data.qp);
         counts.write(good | clears, mux(good, head.data.qp, i.qp), mux(good, there + 1, lit(READS, 0)));
-        let queued = Flags::new("queued", c.qps);
+        let queued = Flags::new("queued", c.qps, 1);
         let new = (good & !queued.at(head.data.qp)).named("new_confirmation");
         let confirmations = instance("confirmations", &Fifo { depth: c.qps, width: c.qp_bits() });
         confirmations.input.valid.set(new);
@@ -347,7 +347,7 @@ impl Module for Acknowledge {
         when(take_confirmed, || passed_by.set(0));
         when(take_response & (io.fault.valid | io.kick.valid), || passed_over.set(passed_over + 1));
         when(take_fault | take_kick, || passed_over.set(0));
-        queued.change((new, head.data.qp), (take_confirmed, confirmed.data));
+        queued.change(&[(new, head.data.qp)], (take_confirmed, confirmed.data));
         io.qp_address.set(picked_qp);
         let quiet = !confirmed.valid & (!picked_valid | picked_source.eq(Source::Scan.code()));
         let resting = (rest & quiet).named("resting");
@@ -749,7 +749,7 @@ impl Module for Acknowledge {
         ));
 
         // QPs that ended by a READ of the peer
-        let answers_over = Flags::new("answers_over", c.qps);
+        let answers_over = Flags::new("answers_over", c.qps, 1);
         let start = Requester::wires(&(), "start");
         start.assign_zero();
         let fresh = Requester {
@@ -761,7 +761,7 @@ impl Module for Acknowledge {
             ..start
         };
         let anew = i.receive | i.reset;
-        answers_over.change((ends_qp, qp), (initialise & anew, i.qp));
+        answers_over.change(&[(ends_qp, qp)], (initialise & anew, i.qp));
         io.requester_write.enable.set(clears | end);
         io.requester_write.address.set(mux(rest, i.qp, qp));
         io.requester_write.data.set(mux(rest, fresh.to_bits(), next.to_bits()));

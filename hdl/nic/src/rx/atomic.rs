@@ -215,7 +215,7 @@ impl Module for Atomic {
         let who = Exchange::from_bits(c, whose.read_now("oldest", tail_slot));
         let what = Operands::from_bits(&(), whats.read_now("to_do", tail_slot));
         // QPs of which a read failed
-        let broken = Flags::new("broken", c.qps);
+        let broken = Flags::new("broken", c.qps, 1);
         let (qp, entry) = (reg("qp", c.qp_bits()), reg("entry", c.response_bits()));
         let (iova, adds) = (reg("iova", 64), reg("adds", 1));
         let (value, compare) = (reg("value", 64), reg("compare", 64));
@@ -264,7 +264,7 @@ impl Module for Atomic {
         let start = &io.initialise.data;
         io.initialise.ready.set(resting);
         let starts = (resting & io.initialise.valid & (start.receive | start.reset)).named("starts");
-        broken.change((keeps & bad, qp), (starts, start.qp));
+        broken.change(&[(keeps & bad, qp)], (starts, start.qp));
         // the address stands while the phase does
         io.executed_address.set(qp);
         let count = Executed::from_bits(&(), io.executed_word).count;

@@ -480,7 +480,7 @@ impl Module for Place {
         let receives =
             any_of(&receives.map(|s| rights.state.eq(s.code())).collect::<Vec<_>>()) & rights.valid;
         // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
-        let dead = Flags::new("dead", c.qps);
+        let dead = Flags::new("dead", c.qps, 1);
         let is_dead = dead.at(v.qp);
         let (fence, write) = (is(&v, Action::Fence), is(&v, Action::Write));
         let (send, local) = (of_host(is(&v, Action::Send)), of_host(is(&v, Action::Local)));
@@ -842,11 +842,11 @@ impl Module for Place {
         });
         io.placement.take(&placements);
         // local invalidates inside
-        let local_of = Flags::new("local_of", c.qps);
+        let local_of = Flags::new("local_of", c.qps, 1);
         let local_inside = reg_init("locals_inside", qp_bits + 1, 0);
         let (new_local, local_over) = (io.local.moves(), (f_read | f_discard) & f.local);
         let stays = new_local & io.local.data.qp.eq(f.qp);
-        local_of.change((new_local, io.local.data.qp), (local_over & !stays, f.qp));
+        local_of.change(&[(new_local, io.local.data.qp)], (local_over & !stays, f.qp));
         local_inside.set(local_inside + new_local.extend(qp_bits + 1) - local_over.extend(qp_bits + 1));
         let acknowledges = !any_of(&[Kind::Fence, Kind::Discard, Kind::Read].map(is_kind));
         let packet =
@@ -992,7 +992,7 @@ impl Module for Place {
         io.placed_write.enable.set(begin_anew | done);
         io.placed_write.address.set(mux(f_rest, i.qp, f.qp));
         io.placed_write.data.set(mux(f_rest, fresh.to_bits(), next.to_bits()));
-        dead.change((over_now & fatal & !lost, v.qp), (begin_anew, i.qp));
+        dead.change(&[(over_now & fatal & !lost, v.qp)], (begin_anew, i.qp));
 
         // receive WQEs: the rest of their ports
         wqes.doorbell.take(&io.doorbell);

@@ -60,7 +60,7 @@ const HALF: u32 = 10;
 /// Counters of `contract::target::ControlCounters`.
 pub const COUNTERS: usize = 13;
 /// Stages that take [`Initialise`].
-pub const INITIALISED: usize = 5;
+pub const INITIALISED: usize = 4;
 
 #[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {

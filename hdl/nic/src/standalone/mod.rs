@@ -466,13 +466,7 @@ impl Module for Target {
         );
 
         // made and ended
-        let stages = [
-            &schedule.initialise,
-            &segment.initialise,
-            &check.initialise,
-            &place.initialise,
-            &on_chip.initialise,
-        ];
+        let stages = [&segment.initialise, &check.initialise, &place.initialise, &on_chip.initialise];
         for (to, from) in stages.into_iter().zip(&control.initialise) {
             to.take(from);
         }

@@ -1,29 +1,41 @@
 //! schedule: who may work now.
 //!
 //! ```text
-//! wakes (doorbell, fetch, respond, acknowledge, command), `again` -> ready ----\
-//!                                  turn given, TurnDone  -> busy  -----> candidates, choose | Turn
+//! wakes: doorbell ──┐
+//!        fetch ─────┤
+//!        acknowledge┼── is it listed? ── a list each ──┐
+//!        command ───┤                                  ├── whose turn? ── is it busy? ──> Turn
+//! TurnDone: again ──┘                                  │                  └ back to its list
+//!        respond ────── is it listed? ── its list ─────┘
+//! TurnDone ──> no longer busy
 //! ```
-//! A bit `ready` per QP is set by any wake and cleared when the turn is given; a bit `busy` is set by the turn and cleared
-//! by its [`TurnDone`]. A QP that is ready and not busy gets a turn, round robin. So one turn per QP is under way, and no
-//! wake is lost: a wake in the very clock of the turn makes another turn, and the turn reads its words after every
-//! wake that it stands for.
+//! A wake puts its QP on the list of whoever wakes it, unless the QP is on one of them already; who owes a response (woken by
+//! `respond`) is on a list of its own beside that. Lists are first in, first out, and take turns. A QP whose turn is under
+//! way (`busy`) goes to the end of its list (if every QP is on that one, it stays until its turn is over). So one turn per QP is under way, and no wake is lost: a QP that is woken in the
+//! very clock of its turn stays on its list, and the turn reads its words after every wake that it stands for.
 //!
-//! While segment has no `room` for data only QPs that owe a response (woken by `respond`) get turns, so responses do not
-//! queue behind payload and nobody spins.
-//! A fence request goes out as a turn of its own, before any candidate and behind all turns given.
+//! While segment has no `room` for data only the list of `respond` is looked at, so responses do not queue behind payload and
+//! nobody spins.
+//! A fence request goes out as a turn of its own, before any list and behind all turns given.
 //!
-//! A doorbell that finds nobody to choose is its QP's turn at once.
+//! A doorbell that finds nobody on a list is its QP's turn at once.
+//!
+//! A reset of a QP takes it from no list: one turn more finds nothing to do.
 //!
 //! Throughput: a turn per 2 clocks. Latency from wake to turn: 2 clocks, of such a doorbell 1. Wakes are never refused, five and a
-//! `TurnDone` in one clock. Back-pressure: `turn`.
+//! `TurnDone` in one clock: a list has a place for every QP. Back-pressure: `turn`.
 //!
 //! Requirements: CARD CMD REQ RESP
 
 use crate::config::Config;
-use crate::flow::{Turn, TurnDone, WakePulse};
-use crate::qp::Initialise;
-use hdl::{Bundle, Module, Ports, Sig, Stream, any_of, cat, high, lit, low, mux, reg_init, when};
+use crate::flow::{Turn, TurnDone, Wake, WakePulse};
+use crate::prim::fifo::buffer;
+use crate::prim::flags::Flags;
+use crate::prim::pick::round_robin;
+use hdl::{
+    Bundle, Module, Ports, Sig, Stream, any_of, assert_always, cat, high, index_width, mux, reg_init, select,
+    when,
+};
 
 /// The schedule stage.
 #[derive(Clone, Debug)]
@@ -57,40 +69,24 @@ pub struct ScheduleIo {
     /// It is taken in this clock.
     #[output]
     pub fence_ready: Sig,
-    /// Forgets the wakes of a QP (`reset`); always taken.
-    #[sink(c.0.clone())]
-    pub initialise: Stream<Initialise>,
     /// segment has room for data.
     #[input]
     pub room: Sig,
     /// Turns.
     #[source(c.0.clone())]
     pub turn: Stream<Turn>,
-    /// Pulse: some QP is ready but no turn could be given.
+    /// Pulse: some QP is on a list but no turn could be given.
     #[output]
     pub stall: Sig,
-    /// No QP ready or busy, no fence.
+    /// No QP on a list or busy, no fence.
     #[output]
     pub idle: Sig,
 }
 
-/// The lowest 1 of `bits`: (there is one, it alone). A tree, log2 deep.
-fn lowest(bits: Sig) -> (Sig, Sig) {
-    let w = bits.width();
-    if w == 1 {
-        return (bits, bits);
-    }
-    let half = w / 2;
-    let ((low_any, low_one), (high_any, high_one)) =
-        (lowest(bits.bits(0, half)), lowest(bits.bits(half, half)));
-    (low_any | high_any, cat(&[high_one & (!low_any).repeat(half), low_one]))
-}
-
-/// The number of the only 1 in `bits`.
-fn number(bits: Sig, width: u32) -> Sig {
-    let ones = |b: u32| (0..bits.width()).filter(move |i| i >> b & 1 == 1).map(|i| bits.bit(i));
-    cat(&(0..width).rev().map(|b| any_of(&ones(b).collect::<Vec<_>>())).collect::<Vec<_>>())
-}
+/// Who wakes: the list of responses is among the others when lists take turns.
+const LISTS: [&str; 6] = ["doorbell", "fetch", "respond", "acknowledge", "command", "again"];
+/// The number of `respond`.
+const RESPOND: usize = 2;
 
 impl Module for Schedule {
     type Io = ScheduleIo;
@@ -98,63 +94,113 @@ impl Module for Schedule {
         format!("schedule_{}", self.0.name)
     }
     fn doc(&self) -> String {
-        format!("Round robin turns for {} QPs.", self.0.qps)
+        format!("Turns for {} QPs, first come, first served.", self.0.qps)
     }
     fn body(&self, io: &ScheduleIo) {
         let c = &self.0;
-        let n = c.qps;
-        let one = |valid: Sig, qp: Sig| (valid.extend(n) << qp).resize(n);
-        let (ready, owes, busy) =
-            (reg_init("ready_set", n, 0), reg_init("owes_set", n, 0), reg_init("busy_set", n, 0));
+        let (n, data) = (c.qps, LISTS.len() as u32 - 1);
+        let number = index_width(LISTS.len() as u32);
+        let (listed, owes, busy) =
+            (Flags::new("listed", n, data), Flags::new("owes", n, 1), Flags::new("busy", n, 1));
         io.done.ready.set(high());
-        io.initialise.ready.set(high());
 
         let turn_valid = reg_init("given", 1, 0);
         let turn = Turn::regs_zero(c, "given_turn");
         io.turn.valid.set(turn_valid);
         io.turn.data.assign(&turn);
 
-        // the lowest candidate above the last turn's QP, else the lowest; from registers into a register, and a turn per 2
-        // clocks is enough, so that neither fetch's state nor its acceptance lengthens the way
-        let last = turn.qp;
-        let above: Vec<Sig> =
-            (1..n).rev().map(|i| last.lt(lit(c.qp_bits(), u64::from(i)))).chain([low()]).collect();
-        let above = cat(&above);
-        let candidates = (ready & !busy & (owes | io.room.repeat(n))).named("candidates");
-        let ((next_any, next_one), (any, first_one)) = (lowest(candidates & above), lowest(candidates));
-        let chosen = mux(next_any, next_one, first_one).named("chosen");
+        // the head of the next list that has one, from registers into a register
+        let lists: Vec<Stream<Wake>> =
+            LISTS.iter().map(|name| Stream::wires(c, &format!("enters_{name}"))).collect();
+        let heads: Vec<Stream<Wake>> = LISTS
+            .iter()
+            .zip(&lists)
+            .map(|(name, list)| buffer(&format!("list_{name}"), c, n, list))
+            .collect();
+        let last = reg_init("last_list", number, u64::from(data));
+        let waits: Vec<Sig> = heads
+            .iter()
+            .enumerate()
+            .map(|(i, head)| if i == RESPOND { head.valid } else { head.valid & io.room })
+            .collect();
+        let any = any_of(&waits);
+        let waits = cat(&waits.iter().rev().copied().collect::<Vec<_>>()).named("waits");
+        let list = round_robin(waits, last).named("chosen_list");
+        let head =
+            select(list, &heads.iter().map(|head| head.data.qp).collect::<Vec<_>>()).named("chosen_qp");
+        let busy_head = busy.at(head).named("busy_head");
+        let looks = !turn_valid & !io.fence_valid & any;
         // else a doorbell in this very clock: its producer is read behind it
         let bell = &io.doorbell;
-        let at_once = bell.valid & !busy.bit_at(bell.qp) & io.room;
-        let at_once = (at_once & !any & !turn_valid & !io.fence_valid).named("at_once");
-        let qp = mux(any, number(chosen, c.qp_bits()), bell.qp).named("chosen_qp");
-        let choose = ((!turn_valid & (io.fence_valid | any)) | at_once).named("choose");
+        let at_once = bell.valid & !busy.at(bell.qp) & io.room & !any & !turn_valid & !io.fence_valid;
+        let at_once = at_once.named("at_once");
+        let gives = (looks & !busy_head).named("gives");
         io.fence_ready.set(!turn_valid & io.fence_valid);
         when(io.turn.ready, || turn_valid.set(0));
-        when(choose, || {
+        when((!turn_valid & io.fence_valid) | gives | at_once, || {
             turn_valid.set(1);
             turn.fence.set(io.fence_valid);
-            when(!io.fence_valid, || turn.qp.set(qp));
+            when(!io.fence_valid, || turn.qp.set(mux(any, head, bell.qp)));
         });
+        when(looks, || last.set(list));
 
-        let given = chosen & (!turn_valid & !io.fence_valid).repeat(n);
-        let started = given | one(at_once, bell.qp);
-        let ended = one(io.done.moves(), io.done.data.qp);
-        let again = one(io.done.moves() & io.done.data.again, io.done.data.qp);
-        let forgotten = one(io.initialise.moves() & io.initialise.data.reset, io.initialise.data.qp);
-        let answer = one(io.respond.valid, io.respond.qp);
-        let woken = one(bell.valid & !at_once, bell.qp)
-            | one(io.fetch.valid, io.fetch.qp)
-            | one(io.acknowledge.valid, io.acknowledge.qp)
-            | one(io.command.valid, io.command.qp)
-            | answer
-            | again;
-        // a wake in the clock of the turn stays
-        ready.set((ready & !started & !forgotten) | woken);
-        owes.set((owes & !started & !forgotten) | answer);
-        busy.set((busy & !ended) | started);
+        // who enters a list
+        let done = &io.done;
+        let wakes = [
+            (bell.valid & !at_once, bell.qp),
+            (io.fetch.valid, io.fetch.qp),
+            (io.respond.valid, io.respond.qp),
+            (io.acknowledge.valid, io.acknowledge.qp),
+            (io.command.valid, io.command.qp),
+            (done.moves() & done.data.again, done.data.qp),
+        ];
+        let mut before: Vec<(Sig, Sig)> = vec![];
+        let enters: Vec<(Sig, Sig)> = wakes
+            .iter()
+            .enumerate()
+            .map(|(i, &(wakes, qp))| {
+                if i == RESPOND {
+                    return (wakes & !owes.at(qp), qp);
+                }
+                // several may wake the same QP at once
+                let first =
+                    any_of(&before.iter().map(|&(enters, at)| enters & at.eq(qp)).collect::<Vec<_>>());
+                let enters = (wakes & !listed.at(qp) & !first, qp);
+                before.push(enters);
+                enters
+            })
+            .collect();
+        // who is woken in the clock of its turn stays, and has another
+        let of_respond = list.eq(RESPOND as u64).named("of_respond");
+        let woken: Vec<Sig> = wakes
+            .iter()
+            .enumerate()
+            .map(|(i, &(wakes, qp))| {
+                wakes & qp.eq(head) & if i == RESPOND { of_respond } else { !of_respond }
+            })
+            .collect();
+        let leaves = (gives & !any_of(&woken)).named("leaves");
+        owes.change(&[enters[RESPOND]], (leaves & of_respond, head));
+        listed.change(&before, (leaves & !of_respond, head));
+        for (i, (enters, qp)) in enters.iter().enumerate() {
+            // a busy QP goes to the end, in a clock in which nobody enters
+            let mine = looks & list.eq(i as u64);
+            let back = mine & busy_head & !*enters & lists[i].ready;
+            lists[i].valid.set(*enters | back);
+            lists[i].data.qp.set(mux(*enters, *qp, head));
+            heads[i].ready.set(back | (mine & leaves));
+            assert_always(&format!("{}_has_a_place", LISTS[i]), !*enters | lists[i].ready);
+        }
 
-        io.stall.set((ready & !busy).any() & !choose & !io.turn.moves());
-        io.idle.set(ready.none() & busy.none() & !io.fence_valid & !turn_valid);
+        // whose turn is under way
+        let ended = done.moves();
+        busy.change(&[(gives | at_once, mux(any, head, bell.qp))], (ended, done.data.qp));
+        let (bits, given) = (c.qp_bits() + 1, gives | at_once);
+        let under_way = reg_init("under_way", bits, 0);
+        under_way.set(under_way + given.extend(bits) - ended.extend(bits));
+
+        let listed_any = any_of(&heads.iter().map(|head| head.valid).collect::<Vec<_>>());
+        io.stall.set(listed_any & !gives & !io.fence_ready & !io.turn.moves());
+        io.idle.set(!listed_any & under_way.none() & !io.fence_valid & !turn_valid);
     }
 }

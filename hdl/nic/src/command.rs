@@ -318,7 +318,7 @@ impl Module for Command {
             [(Table::Qp, "qp", c.qps, 16u32), (Table::Mr, "mr", c.mrs, 4), (Table::Cq, "cq", c.cqs, 3)];
         let shadowed = shadows.map(|(of, name, entries, words)| {
             let row = words.next_power_of_two();
-            let memory = Memory::new(&format!("shadow_{name}"), entries * row, 64);
+            let memory = c.large(Memory::new(&format!("shadow_{name}"), entries * row, 64));
             let (index_bits, word_bits) = (hdl::index_width(entries), hdl::index_width(row));
             let at = |index: Sig, word: Sig| cat(&[index.resize(index_bits), word.bits(0, word_bits)]);
             let mine = table_of.eq(of as u64);

@@ -4,7 +4,7 @@
 
 use contract::ring::{MAX_INLINE, MAX_SGE, SEND_FETCH_BYTES};
 use contract::trace::WINDOW_ENTRIES;
-use hdl::index_width;
+use hdl::{Memory, index_width};
 
 /// What the MAC speaks on its line side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,8 @@ pub struct Config {
     pub misses: u32,
     /// Entries of the stage trace (power of two, at least 4); 0: none.
     pub trace_entries: u32,
+    /// The largest memories lie in UltraRAM.
+    pub ultra_ram: bool,
     /// Every mark stands at pins of the top, for the simulation.
     pub trace_pins: bool,
     /// Core clocks of half a period of the configuration flash's clock (at least 4); 0: this card does not reach its flash.
@@ -130,6 +132,7 @@ impl Config {
             retained: 32,
             misses: 8,
             trace_entries: 0,
+            ultra_ram: false,
             trace_pins: false,
             flash_half_clocks: 0,
             core_clock_khz: 250_000,
@@ -145,6 +148,8 @@ impl Config {
             data_bytes: 64,
             qps: 1024,
             mrs: 4096,
+            reads: 1024,
+            responses: 1024,
             read_tags: 256,
             // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
             cplh: 256,
@@ -164,6 +169,7 @@ impl Config {
             // 1.1 microseconds of packets, one per 4.5 clocks
             transmit_slots: 64,
             trace_entries: WINDOW_ENTRIES,
+            ultra_ram: true,
             ..Config::small()
         }
     }
@@ -212,6 +218,10 @@ impl Config {
     /// The same card with its configuration flash at pins: 15.6 MHz, slow enough for a way through start-up logic and board.
     pub fn with_flash(self) -> Config {
         Config { flash_half_clocks: 8, ..self }
+    }
+    /// How synthesis is to build a large memory.
+    pub fn large(&self, memory: Memory) -> Memory {
+        if self.ultra_ram { memory.style("ultra") } else { memory }
     }
     /// What the MAC speaks.
     pub fn line(&self) -> Line {

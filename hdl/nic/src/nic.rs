@@ -177,10 +177,11 @@ fn state_of(word: &'static str, depth: u32, width: u32, write: &StateWrite, read
     }
 }
 
-fn lines(l: Lines, put: &TableWrite, readers: Readers) {
-    let s = instance(&format!("{}_lines", l.name), &Lines { readers: readers.len() as u32, ..l });
+fn lines(l: Lines, put: &TableWrite, readers: Vec<(Sig, Sig, &'static [u32])>) {
+    let reads = readers.iter().map(|(_, _, words)| *words).collect();
+    let s = instance(&format!("{}_lines", l.name), &Lines { reads, ..l });
     s.write.assign(put);
-    for (i, (address, out)) in readers.into_iter().enumerate() {
+    for (i, (address, out, _)) in readers.into_iter().enumerate() {
         s.address[i].set(address);
         out.set(s.word[i]);
     }
@@ -472,45 +473,61 @@ impl Nic {
         {
             to.take(&command.initialise[i]);
         }
+        // reader, and the words of the line that it looks at
         lines(
-            Lines::of_qp(c, "rights", 0, 0),
+            Lines::of_qp(c, "rights", 0),
             &put,
             vec![
-                (doorbell.read_qp, doorbell.rights_word),
-                (fetch.read_qp, fetch.rights_word),
-                (segment.read_qp, segment.rights_word),
-                (gather.read_qp, gather.rights_word),
-                (check.qp_address, check.rights_word),
-                (place.packet_address, place.rights_word),
-                (place.fetch_address, place.fetch_rights_word),
-                (acknowledge.qp_address, acknowledge.rights_word),
-            ],
-        );
-        lines(Lines::of_qp(c, "path", 1, 0), &put, vec![(packetise.line_qp, packetise.path_word)]);
-        lines(
-            Lines::of_qp(c, "queues", 2, 0),
-            &put,
-            vec![
-                (fetch.read_qp, fetch.queues_word),
-                (segment.read_qp, segment.queues_word),
-                (check.qp_address, check.queues_word),
-                (place.finish_address, place.finish_queues_word),
-                (place.fetch_address, place.fetch_queues_word),
-                (acknowledge.qp_address, acknowledge.queues_word),
+                (doorbell.read_qp, doorbell.rights_word, &[0]),
+                (fetch.read_qp, fetch.rights_word, &[0]),
+                (segment.read_qp, segment.rights_word, &[0, 1, 3]),
+                (gather.read_qp, gather.rights_word, &[0]),
+                (check.qp_address, check.rights_word, &[0, 1, 2, 3]),
+                (place.packet_address, place.rights_word, &[0, 1]),
+                (place.fetch_address, place.fetch_rights_word, &[0]),
+                (acknowledge.qp_address, acknowledge.rights_word, &[0, 1]),
             ],
         );
         lines(
-            Lines::of_qp(c, "addresses", 3, 0),
+            Lines::of_qp(c, "path", 1),
             &put,
-            vec![(packetise.line_qp, packetise.addresses_word), (check.qp_address, check.addresses_word)],
+            vec![(packetise.line_qp, packetise.path_word, &[0, 1, 2, 3])],
         );
         lines(
-            Lines { name: "regions", table: Table::Mr, first: 0, words: 4, depth: c.mrs, readers: 0 },
+            Lines::of_qp(c, "queues", 2),
             &put,
             vec![
-                (gather.read_mr, gather.mr_word),
-                (check.mr_address, check.mr_word),
-                (place.mr_address, place.mr_word),
+                (fetch.read_qp, fetch.queues_word, &[0, 2]),
+                (segment.read_qp, segment.queues_word, &[2, 3]),
+                (check.qp_address, check.queues_word, &[3]),
+                (place.finish_address, place.finish_queues_word, &[2, 3]),
+                (place.fetch_address, place.fetch_queues_word, &[1, 2]),
+                (acknowledge.qp_address, acknowledge.queues_word, &[2, 3]),
+            ],
+        );
+        lines(
+            Lines::of_qp(c, "addresses", 3),
+            &put,
+            vec![
+                (packetise.line_qp, packetise.addresses_word, &[0, 1, 2, 3]),
+                (check.qp_address, check.addresses_word, &[0, 1, 2, 3]),
+            ],
+        );
+        lines(
+            Lines {
+                name: "regions",
+                table: Table::Mr,
+                first: 0,
+                words: 4,
+                depth: c.mrs,
+                reads: vec![],
+                large: c.ultra_ram,
+            },
+            &put,
+            vec![
+                (gather.read_mr, gather.mr_word, &[0, 1, 2, 3]),
+                (check.mr_address, check.mr_word, &[0, 1, 2, 3]),
+                (place.mr_address, place.mr_word, &[0, 1, 2, 3]),
             ],
         );
 

@@ -5,7 +5,7 @@
 
 use crate::config::Config;
 use crate::flow::{Table, TableWrite};
-use hdl::{Memory, Module, PortBuilder, Ports, Sig, cat, high, index_width};
+use hdl::{Memory, Module, PortBuilder, Ports, Sig, cat, high, index_width, lit};
 
 /// See the head of this file.
 #[derive(Clone, Debug)]
@@ -20,14 +20,17 @@ pub struct Lines {
     pub words: u32,
     /// Entries.
     pub depth: u32,
-    /// Read ports.
-    pub readers: u32,
+    /// Which words each reader looks at; the others are zero to it, and cost no memory.
+    pub reads: Vec<&'static [u32]>,
+    /// They lie in UltraRAM.
+    pub large: bool,
 }
 
 impl Lines {
     /// Line `line` (0..4) of the QP context.
-    pub fn of_qp(c: &Config, name: &'static str, line: u32, readers: u32) -> Lines {
-        Lines { name, table: Table::Qp, first: line * 4, words: 4, depth: c.qps, readers }
+    pub fn of_qp(c: &Config, name: &'static str, line: u32) -> Lines {
+        let reads = vec![];
+        Lines { name, table: Table::Qp, first: line * 4, words: 4, depth: c.qps, reads, large: false }
     }
 }
 
@@ -47,8 +50,8 @@ impl Ports for LinesIo {
         let bits = index_width(c.depth);
         LinesIo {
             write: ports.input("write", &()),
-            address: (0..c.readers).map(|i| ports.input(&format!("address_{i}"), &bits.into())).collect(),
-            word: (0..c.readers)
+            address: (0..c.reads.len()).map(|i| ports.input(&format!("address_{i}"), &bits.into())).collect(),
+            word: (0..c.reads.len())
                 .map(|i| ports.output(&format!("word_{i}"), &(c.words * 64).into()))
                 .collect(),
         }
@@ -58,25 +61,44 @@ impl Ports for LinesIo {
 impl Module for Lines {
     type Io = LinesIo;
     fn name(&self) -> String {
-        format!("lines_{}_{}r{}", self.name, self.depth, self.readers)
+        format!("lines_{}_{}r{}", self.name, self.depth, self.reads.len())
     }
     fn doc(&self) -> String {
         format!(
             "Table lines `{}`: written by command, {} readers, one clock of latency.",
-            self.name, self.readers
+            self.name,
+            self.reads.len()
         )
     }
     fn body(&self, io: &LinesIo) {
-        let memory = Memory::with_lanes("entries", self.depth, self.words * 64, 64);
+        let memories: Vec<Memory> = (0..self.words)
+            .map(|w| {
+                let memory = Memory::new(&format!("words_{w}"), self.depth, 64);
+                if self.large { memory.style("ultra") } else { memory }
+            })
+            .collect();
         let mine = io.write.valid & io.write.table.eq(self.table as u64);
-        let lanes: Vec<Sig> = (0..self.words).rev().map(|w| io.write.word.eq(self.first + w)).collect();
-        let bits = memory.address_width();
-        let index = io.write.index.resize(bits);
+        let index = io.write.index.resize(index_width(self.depth));
         // an index beyond the table is not ours: the sweep at reset runs over the largest table
-        let inside = io.write.index.lt(self.depth);
-        memory.write_lanes(mine & inside, index, io.write.data.repeat(self.words), cat(&lanes));
-        for (i, (address, word)) in io.address.iter().zip(&io.word).enumerate() {
-            word.set(memory.read(&format!("read_{i}"), high(), *address));
+        let mine = mine & io.write.index.lt(self.depth);
+        for (w, memory) in (0..).zip(&memories) {
+            memory.write(mine & io.write.word.eq(self.first + w), index, io.write.data);
+        }
+        for (i, (words, (address, line))) in
+            self.reads.iter().zip(io.address.iter().zip(&io.word)).enumerate()
+        {
+            let word = |(w, memory): (u32, &Memory)| {
+                let read =
+                    words.contains(&w).then(|| memory.read(&format!("read_{i}_{w}"), high(), *address));
+                read.unwrap_or_else(|| lit(64, 0))
+            };
+            line.set(cat(&(0..)
+                .zip(&memories)
+                .map(word)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .rev()
+                .collect::<Vec<_>>()));
         }
     }
 }

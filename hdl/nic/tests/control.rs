@@ -984,7 +984,7 @@ fn command(
     *number += 1;
     s.poke("producer", *number);
     s.poke("enable", 1);
-    until(s, 5000, "read", |s| s.peek("read_valid") == 1);
+    until(s, 40_000, "read", |s| s.peek("read_valid") == 1);
     assert_eq!(s.peek("read_iova"), 0x10_0000 + (*number - 1) % 4 * 256);
     s.poke("read_ready", 1);
     s.clock();
@@ -1043,6 +1043,7 @@ fn command(
 #[test]
 fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
     for c in [Config::small(), Config::full()] {
+        let mrs = c.mrs;
         let mut s = commanded(c);
         let mut n = 0;
         let words = |bytes: &[u8]| -> [u64; 16] {
@@ -1114,7 +1115,7 @@ fn commands_create_modify_query_and_destroy_and_refuse_by_name() {
         assert_eq!((r.status, puts), (ok, vec![(0, 5, 0, 0)]));
         let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::DestroyQp, 5));
         assert_eq!(r.status, CommandStatus::NotFound as u8);
-        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, 256));
+        let (r, _) = command(&mut s, &mut n, entry(CommandOpcode::CreateMr, mrs));
         assert_eq!(r.status, CommandStatus::BadIndex as u8);
         let (r, _) = command(&mut s, &mut n, CommandEntry { opcode: 200, ..Default::default() });
         assert_eq!(r.status, CommandStatus::BadOpcode as u8);
@@ -1227,7 +1228,7 @@ fn a_command_that_cannot_be_read_is_answered_as_internal_and_counted_and_the_nex
     assert_eq!(command(&mut s, &mut n, entry).0.status, CommandStatus::Ok as u8);
     n += 1;
     s.poke("producer", n);
-    until(&mut s, 5000, "read", |s| s.peek("read_valid") == 1);
+    until(&mut s, 40_000, "read", |s| s.peek("read_valid") == 1);
     s.poke("read_ready", 1);
     s.clock();
     s.poke("read_ready", 0);

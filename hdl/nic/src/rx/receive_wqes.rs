@@ -241,8 +241,8 @@ impl Module for ReceiveWqes {
                 let here = if banks == 1 { high() } else { address.bits(lane, 6 - lane).eq(b) };
                 // what is read into is not here yet
                 let depth = (1 << bits) + FURTHER_GROUPS * c.qps;
-                let memory =
-                    Memory::with_lanes(&format!("bank_{b}"), depth, c.data_bits(), 8).ignoring_collisions();
+                let memory = Memory::with_lanes(&format!("bank_{b}"), depth, c.data_bits(), 8);
+                let memory = c.large(memory.ignoring_collisions());
                 memory.write_lanes(mine & here, row, io.data.data, io.data.lanes);
                 memory.read(&format!("beat_{b}"), high(), asked)
             })

@@ -204,9 +204,9 @@ impl Module for Fetch {
         // the WQE memory, written by lanes: first quarters are read whole; second and third, in which WQEs end, by words
         let beats = c.item_bytes() / c.data_bytes;
         // and none is written while it is present
-        let memory = Memory::with_lanes("wqes", windows * slots, c.item_bytes() * 8, 8).ignoring_collisions();
-        let tails = Memory::with_lanes("wqe_tails", windows * slots * 2 * beats, c.data_bits(), 8)
-            .ignoring_collisions();
+        let of = |name, depth, bits| c.large(Memory::with_lanes(name, depth, bits, 8).ignoring_collisions());
+        let memory = of("wqes", windows * slots, c.item_bytes() * 8);
+        let tails = of("wqe_tails", windows * slots * 2 * beats, c.data_bits());
         let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Fetch as u64);
         let beat_bits = byte_bits - 2 - c.lane_bits();
         let arrives_at = io.read_data.address;

@@ -68,9 +68,9 @@ impl Module for ReadList {
                     let row = w.index - u64::from(half);
                     (256, row.ne(FURTHER_GROUPS), row, w.word.bits(256 * (1 - half), 256), high())
                 };
-                let memory =
-                    Memory::with_lanes(&format!("further_{half}"), FURTHER_GROUPS * c.reads, sges / 2, lane)
-                        .ignoring_collisions();
+                let depth = FURTHER_GROUPS * c.reads;
+                let memory = Memory::with_lanes(&format!("further_{half}"), depth, sges / 2, lane);
+                let memory = c.large(memory.ignoring_collisions());
                 memory.write_lanes(w.adds & here, cat(&[row, w.entry]), data, lanes);
                 memory.read(&format!("half_{half}"), high(), cat(&[further_row(group), entry]))
             })

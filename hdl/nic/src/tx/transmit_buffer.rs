@@ -52,8 +52,8 @@ impl Module for TransmitBuffer {
         );
         let words = c.transmit_words();
         // a frame is read when all of it is here, and has words of its own
-        let memory =
-            Memory::with_lanes("payload", words, c.data_bits(), 8).style("block").ignoring_collisions();
+        let memory = Memory::with_lanes("payload", words, c.data_bits(), 8).style("block");
+        let memory = c.large(memory.ignoring_collisions());
         let word = |address: Sig| address.bits(c.lane_bits(), memory.address_width());
         let arriving = io.read_data.valid & io.read_data.client.eq(ReadClient::Gather as u64);
         io.inline.ready.set(!arriving);

@@ -631,6 +631,8 @@ impl Module for Fetch {
                 w.item_valid.set(work_valid);
                 w.item.set(item_window);
                 w.claim.set((over & issued_now.any()) | copied);
+                w.owns.set(owns);
+                w.seen.set(emits & owns);
                 w.line.set(tag_changes & !sweeping);
                 w.line_busy.set(any_state(&[Slot::Pending, Slot::Doomed]));
                 w.line_holds.set(any_state(&[Slot::Present, Slot::Failed]));

@@ -14,9 +14,11 @@
 //! goes, however many QPs there are, and a QP that stops (ERR, RESET) holds none.
 //!
 //! A QP that found no victim waits in a FIFO, once (`waits`); one is called, which wakes it, for each window that becomes free.
-//! That is not kept for it: who comes first has it, and the other waits again. From then on until nobody has waited for
-//! 2^[`CROWDED`] clocks (`crowded`) fetch reads nothing ahead, as it would have to be read again: a WQE per window and latency
-//! of the host is what there is then.
+//! That is not kept for it: who comes first has it, and the other waits again.
+//!
+//! A window whose owner had no turn lately is taken first. If there is none, or nobody has a window to spare, it is `crowded`, for
+//! [`LATELY`]: fetch reads nothing ahead, as it would have to be read again. A WQE per window and latency of the host is what
+//! there is then.
 //!
 //! Latency: lookup none, victim one clock behind busy and fresh. Reset: `sweep` clears who waits.
 //!
@@ -27,13 +29,14 @@ use crate::flow::Wake;
 use crate::prim::fifo::buffer;
 use crate::prim::pick::{one_hot, round_robin};
 use hdl::{
-    Memory, Module, Ports, Sig, Stream, any_of, cat, high, index_width, mux, reg, reg_init, select, when,
+    Memory, Module, Ports, Sig, Stream, any_of, cat, delay, high, index_width, mux, reg, reg_init, select,
+    when,
 };
 
 /// log2 of the clocks after which one is called if there is a victim, whatever has been counted.
 const UNCALLED: u32 = 8;
-/// log2 of the clocks for which it is crowded behind the last that waited.
-const CROWDED: u32 = 10;
+/// log2 of the clocks that are lately: more than a round of packets of 4 KiB takes, one of each window.
+const LATELY: u32 = 13;
 
 /// The windows of `fetch`.
 #[derive(Clone, Debug)]
@@ -88,6 +91,12 @@ pub struct WqeWindowsIo {
     /// The job's QP becomes the owner of the job's window, if it is not.
     #[input]
     pub claim: Sig,
+    /// It is already.
+    #[input]
+    pub owns: Sig,
+    /// A turn of the job's QP finds its window.
+    #[input]
+    pub seen: Sig,
     /// The tags of the job's window are written.
     #[input]
     pub line: Sig,
@@ -106,7 +115,7 @@ pub struct WqeWindowsIo {
     /// A QP that waited is to be woken.
     #[source(c.0.clone())]
     pub call: Stream<Wake>,
-    /// Somebody waits, or did so lately.
+    /// There are more QPs with WQEs than windows, or were lately.
     #[output]
     pub crowded: Sig,
     /// Somebody waits.
@@ -160,8 +169,16 @@ impl Module for WqeWindows {
         busy.set((busy & !written) | (written & io.line_busy.repeat(n)));
         let seen = written | (job & io.spent.repeat(n));
         fresh.set((fresh & !seen) | (written & io.line_holds.repeat(n)));
-        let free = !(busy | fresh | job | one_hot(n, io.item, io.item_valid));
-        let free = free.named("free");
+        let over = (!(busy | fresh | one_hot(n, io.item, io.item_valid))).named("used_up");
+        let free = over & !job;
+        // one that had no turn lately first
+        let period = reg_init("period", LATELY, 0);
+        period.set(period + 1);
+        let recent = reg_init("recent", n, 0);
+        let turns = one_hot(n, io.job, io.claim | io.seen);
+        recent.set((recent & !period.all().repeat(n)) | turns);
+        let idle = free & !recent;
+        let free = mux(idle.any(), idle, free).named("free");
         let (victim, victim_valid) = (reg_init("next_victim", bits, 0), reg_init("some_victim", 1, 0));
         // from where the last one was taken
         let last = reg_init("last", bits, 0);
@@ -186,14 +203,16 @@ impl Module for WqeWindows {
         io.call.data.qp.set(queue.data.qp);
         queue.ready.set(io.call.ready & may);
         let called = io.call.moves();
-        let freed = io.spent & !busy.bit_at(io.job) & !credit.msb();
+        let freed = (over & !delay("used_up_before", over)).any() & !credit.msb();
         when(!queue.valid, || credit.set(0))
             .elif(freed & !called, || credit.set(credit + 1))
             .elif(called & !freed & credit.any(), || credit.set(credit - 1));
         when(called | !queue.valid, || long.set(0)).elif(!long.msb(), || long.set(long + 1));
         io.waiting.set(queue.valid);
-        let quiet = reg_init("quiet_clocks", CROWDED + 1, 1 << CROWDED);
-        when(queue.valid, || quiet.set(0)).elif(!quiet.msb(), || quiet.set(quiet + 1));
+        // who had a turn lately lost its window
+        let quiet = reg_init("quiet_clocks", LATELY + 1, 1 << LATELY);
+        let displaces = io.claim & !io.owns & recent.bit_at(io.job);
+        when(queue.valid | displaces, || quiet.set(0)).elif(!quiet.msb(), || quiet.set(quiet + 1));
         io.crowded.set(!quiet.msb());
         let at = mux(io.sweep, io.sweep_qp, mux(called, queue.data.qp, io.job_qp));
         waits.write(io.sweep | called | waiting.moves(), at, !(io.sweep | called));

@@ -17,7 +17,7 @@ use crate::dma::{DmaBuffer, DmaSpace};
 use crate::event::{AsyncNotice, CompChannel, Events};
 use crate::mr::{MrMemory, Pd};
 use crate::qp::QpShared;
-use crate::ranges::Ranges;
+use crate::ranges::{Ranges, Shares};
 use crate::{Error, Gid, Ip, Mac, Neighbours, OwnAddresses, Result, StaticNeighbours, barrier};
 use contract::{CommandOpcode, SqDoorbell, doorbell};
 use std::collections::HashMap;
@@ -248,6 +248,8 @@ pub(crate) struct Inner {
     pub(crate) reads: Ranges,
     /// The card's memory of READs owed to peers.
     pub(crate) responses: Ranges,
+    /// The card's outstanding records.
+    pub(crate) records: Shares,
     /// How often each MR index was used: the tag of its next key.
     pub(crate) mr_uses: Mutex<HashMap<u32, u8>>,
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpShared>>>,
@@ -458,6 +460,7 @@ impl Context {
             numbers: Mutex::new(numbers),
             reads: Ranges::new("a place for READs outstanding", attributes.read_count),
             responses: Ranges::new("a place for READs owed to peers", attributes.response_count),
+            records: Shares::new("an outstanding record", attributes.record_count, attributes.max_qp),
             mr_uses: Mutex::default(),
             qps: Mutex::default(),
             cqs: Mutex::default(),

@@ -1,7 +1,8 @@
-//! Ranges of the card's memories that QPs share: READs outstanding, READs owed.
+//! Ranges of the card's memories that QPs share: READs outstanding, READs owed, outstanding records.
 //!
 //! In: how many entries a QP needs. Out: a power of two of them, aligned to their number, the lowest that is free; or none.
-//! Nobody else has them until they are given back. Nothing is moved to make room.
+//! Nobody else has them until they are given back. Nothing is moved to make room. Of records, which every QP needs and more of
+//! which make it faster, a QP has as many as leave enough for those that are still to come ([`Shares`]).
 
 use crate::context::lock;
 use crate::{Error, Result};
@@ -38,6 +39,10 @@ impl Ranges {
         held.ok_or(Error::Exhausted { name, object, limit })
     }
 
+    fn free(&self) -> u32 {
+        lock(&self.used).iter().filter(|used| !**used).count() as u32
+    }
+
     fn take(&self, wanted: u32) -> Option<Range> {
         let size = wanted.next_power_of_two();
         let mut used = lock(&self.used);
@@ -55,9 +60,70 @@ impl Ranges {
     }
 }
 
+/// A memory of which every one of so many has a range.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    ranges: Ranges,
+    /// What is left for each that has none yet.
+    least: u32,
+    without: Mutex<u32>,
+}
+
+/// No more than that for one: what a microsecond of the smallest packets at 100 Gb/s needs.
+const MOST: u32 = 128;
+
+impl Shares {
+    /// `entries` for `all`, half of them in equal shares that nobody takes from another.
+    pub(crate) fn new(object: &'static str, entries: u32, all: u32) -> Shares {
+        let least = (entries / all / 2).max(1);
+        Shares { ranges: Ranges::new(object, entries), least, without: Mutex::new(all) }
+    }
+
+    /// A range for one more: of `wanted` entries, or fewer.
+    pub(crate) fn take(&self, wanted: u32, name: &str) -> Result<Range> {
+        let mut without = lock(&self.without);
+        let others = without.saturating_sub(1);
+        let mut size = wanted.next_power_of_two().min(MOST).max(self.least);
+        let fits = |size: u32| self.ranges.free() >= size + others * self.least;
+        while size > self.least && !fits(size) {
+            size /= 2;
+        }
+        let range = self.ranges.renew(&mut None, size, name)?;
+        *without = others;
+        Ok(range)
+    }
+
+    /// Gives a range back.
+    pub(crate) fn release(&self, range: Range) {
+        let mut without = lock(&self.without);
+        self.ranges.release(&mut Some(range));
+        *without += 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_comes_first_has_more_and_who_comes_last_has_enough() {
+        let shares = Shares::new("an entry", 1024, 32);
+        let sizes = |n: u32| {
+            (0..n)
+                .map(|_| shares.take(200, "card").unwrap())
+                .map(|range| 1 << range.log_size)
+                .collect::<Vec<u32>>()
+        };
+        // 16 for each that is still to come
+        assert_eq!(sizes(6), [128, 128, 128, 128, 64, 32]);
+        assert!(sizes(26).iter().all(|size| *size == 16));
+        assert!(shares.take(1, "card").is_err(), "all have one");
+        shares.release(Range { base: 0, log_size: 7 });
+        assert_eq!(sizes(1), [128]);
+        // a small queue does not get less than its share: what is left stays in shares
+        shares.release(Range { base: 0, log_size: 7 });
+        assert_eq!(shares.take(1, "card").unwrap(), Range { base: 0, log_size: 4 });
+    }
 
     #[test]
     fn ranges_are_aligned_disjoint_and_come_back() {

@@ -154,8 +154,8 @@ impl Config {
             // a microsecond of 100 Gb/s in reads of 512 bytes, each split at every 64
             cplh: 256,
             cpld: 2048,
-            // 128 WQEs of each QP in flight
-            records: 8192,
+            // 128 WQEs in flight of each of 64 QPs, and 8 of each of the others
+            records: 16384,
             // a microsecond of one QP, a packet per 12 clocks
             wqe_slots: 32,
             wqe_batch: 8,

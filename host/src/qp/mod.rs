@@ -430,6 +430,8 @@ struct Control {
     reads: Option<Range>,
     /// Where the card keeps READs owed to the peer.
     responses: Option<Range>,
+    /// Where the card keeps its outstanding records.
+    records: Range,
 }
 
 impl QpShared {
@@ -634,8 +636,9 @@ impl Qp {
         let sq = WorkQueue::new(inner, sq_log_depth, sq_log_stride, false)?;
         let rq = WorkQueue::new(inner, rq_log_depth, rq_log_stride, true)?;
         let qpn = inner.take(Object::Qp)?;
-        // each QP number owns an equal share of the card's outstanding records
-        let share = (limits.record_count / limits.max_qp).ilog2();
+        let records = inner.records.take(1 << sq_log_depth, inner.name()).inspect_err(|_| {
+            inner.release(Object::Qp, qpn);
+        })?;
         let context = QpContext {
             rights: QpRights {
                 state: QpState::Reset.code(),
@@ -656,8 +659,8 @@ impl Qp {
                 rq_log_stride: rq_log_stride as u8,
                 send_cqn: init.send_cq.shared.cqn,
                 recv_cqn: init.recv_cq.shared.cqn,
-                record_base: (qpn << share) as u16,
-                record_log_size: share.min(sq_log_depth) as u8,
+                record_base: records.base as u16,
+                record_log_size: records.log_size.min(sq_log_depth) as u8,
                 ..QpQueues::default()
             },
             ..QpContext::default()
@@ -669,6 +672,7 @@ impl Qp {
             ..Arguments::default()
         };
         if let Err(error) = inner.commands.execute(CommandOpcode::CreateQp, qpn, &arguments) {
+            inner.records.release(records);
             inner.release(Object::Qp, qpn);
             return Err(error);
         }
@@ -688,7 +692,13 @@ impl Qp {
             rq,
             send_cq: init.send_cq.shared.clone(),
             recv_cq: init.recv_cq.shared.clone(),
-            control: Mutex::new(Control { context, attr: QpAttr::default(), reads: None, responses: None }),
+            control: Mutex::new(Control {
+                context,
+                attr: QpAttr::default(),
+                reads: None,
+                responses: None,
+                records,
+            }),
         });
         shared.with_cqs(|each| each(&|_, state| state.attach(&shared)));
         lock(&inner.qps).insert(qpn, Arc::downgrade(&shared));
@@ -1316,6 +1326,7 @@ impl Drop for Qp {
                 state.detach(qp.qpn);
             });
             if gone {
+                self.shared.inner.records.release(control.records);
                 self.shared.inner.reads.release(&mut control.reads);
                 self.shared.inner.responses.release(&mut control.responses);
                 qp.inner.release(Object::Qp, qp.qpn);

@@ -26,6 +26,7 @@ use crate::flow::{
     further_row,
 };
 use crate::prim::fifo::buffer;
+use crate::prim::flags::Flags;
 use crate::prim::pick::round_robin;
 use crate::qp::{INDEX, State};
 use contract::QpState;
@@ -275,7 +276,7 @@ impl Module for ReceiveWqes {
         let consumed = buffer("consumed_fifo", c, 4, &io.consumed);
         let want = reg_init("want", c.qps, 0);
         // those of them that miss further SGEs
-        let lacks = reg_init("lacks", c.qps, 0);
+        let lacks = Flags::new("lacks", c.qps, 1);
         io.doorbell.ready.set(1);
 
         // after a reset no slot waits for a read of before it
@@ -374,7 +375,7 @@ impl Module for ReceiveWqes {
             some.set(after.next.ne(io.post_rq_word));
             room.set((after.next - after.head).lt(slots));
             // in a visit of its own alone: what is spent has been seen by then
-            let lacks = lacks.bit_at(qp) & !any_of(&[is_end, is_forget, is_spent]);
+            let lacks = lacks.at(qp) & !any_of(&[is_end, is_forget, is_spent]);
             lacking.set(lacks);
             let absent = after.further.eq(Further::Absent.code());
             wants_further.set(lacks & absent & after.groups.any() & after.next.ne(after.head));
@@ -430,7 +431,9 @@ impl Module for ReceiveWqes {
             | bit(useful | (decide & is_forget), qp);
         want.set((want & !clear) | set);
         let met = decide & lacking & (issue | !may | !wants_further);
-        lacks.set((lacks & !bit(met, qp)) | bit(io.missed_valid & io.missed_further, io.missed_qp));
+        let lacks_now = io.missed_valid & io.missed_further;
+        let met = met & !(lacks_now & io.missed_qp.eq(qp));
+        lacks.change(&[(lacks_now, io.missed_qp)], (met, qp));
         let quiet = under_way.none() & !out.valid;
         io.drained.set(quiet & rest);
         io.idle.set(quiet & rest & !ended.valid & !consumed.valid & want.none());

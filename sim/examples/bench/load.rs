@@ -96,8 +96,10 @@ impl Cards {
         }
         let mut story = Story::unrecorded(name, config);
         let hosts = [story.start(0), story.start(1)];
-        // of the card's outstanding records
-        let depth = 2048 / setup.qps.max(2);
+        // a list at least
+        let depth = (2048 / setup.qps.max(2)).max(16);
+        // the card's places for READs are enough for 64 that have 16
+        let reads = if setup.qps > 64 { 1 } else { 16 };
         let init = |host: &Host| {
             let max_inline = if setup.push { 64 } else { 0 };
             let max_send_wr = depth as u32;
@@ -110,7 +112,7 @@ impl Cards {
                 for (me, other) in [(0, 1), (1, 0)] {
                     let mut attr = usual(hosts[other].context.gids()[0], pair[other].number(), 7, 7);
                     (attr.path_mtu, attr.timeout) = (setup.mtu, setup.timeout);
-                    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (16, 16);
+                    (attr.max_rd_atomic, attr.max_dest_rd_atomic) = (reads, reads);
                     pair[me].connect_with(&attr).expect("connected");
                 }
                 pair

@@ -30,6 +30,8 @@ pub const LONGEST: usize = 1 << 16;
 const SIZES: [usize; 6] = [64, 256, 1024, 4096, 16384, LONGEST];
 /// Messages of the plot of rates.
 const SMALL: [usize; 6] = [8, 64, 128, 256, 512, 1024];
+/// More QPs than have their WQEs on chip, and as many as there are but for a few.
+const MANY: [usize; 2] = [128, 1000];
 /// The path MTUs measured.
 pub const MTUS: [PathMtu; 3] = [PathMtu::Mtu4096, PathMtu::Mtu1024, PathMtu::Mtu256];
 
@@ -84,6 +86,10 @@ pub fn jobs() -> Vec<Job> {
     jobs.push(Job::of("read_goodput_4096", move |id| goodput(id, mtu, LONGEST, 0, true, &[A])));
     jobs.push(Job::of("bidir_4096", move |id| goodput(id, mtu, LONGEST, 0, false, &[A, B])));
     jobs.push(Job::of("rate_write_64_1qp", |id| rate(id, 1, 64, false)));
+    for qps in MANY {
+        jobs.push(Job::of(&format!("rate_write_64_{qps}qp"), move |id| rate(id, qps, 64, false)));
+        jobs.push(Job::of(&format!("rate_write_1024_{qps}qp"), move |id| rate(id, qps, 1024, false)));
+    }
     for (name, read) in [("write", false), ("read", true)] {
         for length in SMALL {
             jobs.push(Job::of(&format!("rate_{name}_{length}"), move |id| rate(id, 16, length, read)));
@@ -112,7 +118,11 @@ fn goodput(id: &str, mtu: PathMtu, length: usize, offset: usize, read: bool, fro
 
 fn rate(id: &str, qps: usize, length: usize, read: bool) -> Figure {
     let mut cards = Cards::new(id, &Setup::new(qps, PathMtu::Mtu1024));
-    let count = if qps == 1 { 4800 } else { 480 };
+    let count = match qps {
+        1 => 4800,
+        2..=64 => 480,
+        _ => 48,
+    };
     let place = length.next_multiple_of(64);
     let places = MEMORY / place - 1;
     cards.run(&[A], count, 16, |q, i| Request { at: (q * 977 + i) % places * place, length, read });

@@ -2,7 +2,8 @@
 //!
 //! Requirements: CARD LINE QPS
 
-use hdl::{Interpreter, elaborate};
+use hdl::{Interpreter, Module, Ports, Sig, elaborate, index_width};
+use nic::prim::flags::{Flags, REGISTERS};
 use nic::prim::{async_fifo::AsyncFifo, fifo::Fifo};
 use nic::qp::State;
 use std::collections::VecDeque;
@@ -107,4 +108,65 @@ fn a_state_read_sees_the_write_of_the_same_clock() {
     s.poke("write_enable", 0);
     s.clock();
     assert_eq!(s.peek("word_0"), 0xabcde);
+}
+
+/// Bits that three may set in one clock, and two looks at them.
+#[derive(Debug)]
+struct Bits {
+    n: u32,
+}
+
+#[derive(Ports)]
+#[ports(Bits)]
+struct BitsIo {
+    #[input(4)]
+    valid: Sig,
+    #[input(4 * index_width(c.n))]
+    which: Sig,
+    #[input(index_width(c.n))]
+    look: Sig,
+    #[output]
+    is: Sig,
+}
+
+impl Module for Bits {
+    type Io = BitsIo;
+    fn name(&self) -> String {
+        format!("bits_{}", self.n)
+    }
+    fn body(&self, io: &BitsIo) {
+        let flags = Flags::new("flags", self.n, 3);
+        let w = index_width(self.n);
+        let of = |i: u32| (io.valid.bit(i), io.which.bits(i * w, w));
+        flags.change(&[of(1), of(2), of(3)], of(0));
+        io.is.set(flags.at(io.look));
+    }
+}
+
+#[test]
+fn flags_are_set_by_several_and_cleared_by_one_in_registers_and_in_ram() {
+    for n in [REGISTERS, 2 * REGISTERS, 1024] {
+        let mut s = Interpreter::new(&elaborate(&Bits { n }).unwrap());
+        reset(&mut s, &[("clock", "reset")]);
+        // RAM is swept
+        (0..n).for_each(|_| s.clock());
+        let mut pick = choices(u64::from(n));
+        let mut model = vec![false; n as usize];
+        for step in 0..6000 {
+            // few of them, so that they meet; sometimes all
+            let among = if step % 2 == 0 { 5 } else { u64::from(n) };
+            let valid = pick(16);
+            let which: Vec<u64> = (0..4).map(|_| pick(among) * (u64::from(n) / among)).collect();
+            s.poke("valid", valid);
+            s.poke("which", which.iter().rev().fold(0, |all, one| all << index_width(n) | one));
+            for i in (1..4).chain([0]).filter(|i| valid >> i & 1 == 1) {
+                model[which[i] as usize] = i > 0;
+            }
+            s.clock();
+            s.poke("valid", 0);
+            let look = if step % 3 == 0 { pick(u64::from(n)) } else { which[pick(4) as usize] };
+            s.poke("look", look);
+            assert_eq!(s.peek("is") == 1, model[look as usize], "{n} bits, step {step}, bit {look}");
+        }
+    }
 }

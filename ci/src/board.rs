@@ -8,7 +8,8 @@
 //! The project script runs here with recorded stub commands in Vivado's place; every port, bit, module and register that
 //! a constraint names must be in the emitted RTL, and every port and crossing must be constrained. Pins and sites come
 //! from `board.toml`, which names the source of each.
-//! `--cosim`: the card's PCIe part, from emitted RTL, against the model of the hard core in cocotbext-pcie, by Verilator.
+//! `--cosim`: from emitted RTL, by Verilator, against the model of the hard core in cocotbext-pcie: the card's PCIe part, and
+//! the whole card with its line looped back under the driver.
 //! In: the tree. Out: the folder; a failure that names what is wrong. `--update` writes the recording. Without
 //! `--project` and `--cosim`: both.
 //! ECP5-5G Versa: see [`crate::ecp5`].
@@ -97,12 +98,30 @@ pub(crate) fn emit(board: &str) -> Result<PathBuf> {
     Ok(rtl)
 }
 
-/// The PCIe part of the card against cocotbext-pcie; `only` one test.
+/// Against cocotbext-pcie: the PCIe part of the card, then the whole card under the driver; `only` one test.
 fn cosim(only: Option<&OsStr>) -> Result<()> {
-    simulate("us-pcie-bench", &[], "us_pcie_bench", "us_pcie.py", only)
+    let is_wanted = |test: &str| -> Result<bool> {
+        let Some(only) = only else { return Ok(true) };
+        let text = read(&run::root().join("hdl/nic/cosim").join(test))?;
+        Ok(text.contains(&format!("async def {}(", only.to_string_lossy())))
+    };
+    let [part, card] = ["us_pcie.py", "us_card.py"];
+    let wanted = [is_wanted(part)?, is_wanted(card)?];
+    if wanted == [false; 2] {
+        return Err(usage(format!("no test of {part} or {card} has this name")));
+    }
+    if wanted[0] {
+        simulate("us-pcie-bench", &[], "us_pcie_bench", part, only)?;
+    }
+    if wanted[1] {
+        run::show(&mut run::cargo(["build", "--package", "host", "--example", "loopback"]))?;
+        simulate("alveo-u55c", &["us_card.vlt", "us_cells.sv"], "alveo_u55c", card, only)?;
+    }
+    Ok(())
 }
 
-/// The test file `test` of `hdl/nic/cosim` against module `top`: the RTL of `board` and the files `also` beside it.
+/// The test file `test` of `hdl/nic/cosim` against module `top`: the RTL of `board` and the files `also` beside it. A
+/// driver's story finds its program in `VERBENA_STORY`; models of clocks need simulated time.
 pub(crate) fn simulate(
     board: &str,
     also: &[&str],
@@ -117,6 +136,13 @@ pub(crate) fn simulate(
     cosim.arg("--rtl").arg(&rtl);
     for file in also {
         cosim.args(["--also", &bench(file)]);
+    }
+    if also.iter().any(|file| file.ends_with(".sv")) {
+        // what the test reaches is named in the files; all of a card being public makes it slow
+        cosim.args(
+            ["--timing", "--timescale", "1ns/1ps", "--no-public-flat-rw"].map(|f| format!("--verilator={f}")),
+        );
+        cosim.env("VERBENA_STORY", run::target().join("debug/examples/loopback"));
     }
     cosim.args(["--top", top, "--test", &bench(test), "--build"]).arg(folder(board).join("model"));
     if let Some(only) = only {

@@ -176,6 +176,12 @@ fn test(text: &str, name: &str) -> Result<usize, &'static str> {
     if let Some(at) = lines.iter().position(|line| line.starts_with(&python) && name.starts_with("test")) {
         return Ok(at + 1);
     }
+    // of a co-simulation: by its decorator
+    let cocotb = format!("async def {name}(");
+    let is_test = |pair: &[&str]| pair[0].starts_with("@cocotb.test(") && pair[1].starts_with(&cocotb);
+    if let Some(at) = lines.windows(2).position(is_test) {
+        return Ok(at + 2);
+    }
     let head = format!("fn {name}(");
     let Some(at) = lines.iter().position(|line| line.starts_with(&head)) else {
         return Err("has no such function");
@@ -454,7 +460,8 @@ impl Spec {
 fn uncited(spec: &Spec, tree: &Tree) -> Vec<(String, String)> {
     let mut heads: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for row in spec.rows() {
-        for place in row.places.iter().chain(&row.tests).filter(|place| place.file.starts_with(CITING)) {
+        let cites = |place: &&Place| place.file.starts_with(CITING) && place.file.ends_with(".rs");
+        for place in row.places.iter().chain(&row.tests).filter(cites) {
             heads.entry(&place.file).or_default().insert(row.id.split('-').next().unwrap_or(""));
         }
     }
@@ -618,6 +625,13 @@ mod tests {
         assert!(report.contains("| atomics | atomics | AB-002 |"), "{report}");
         assert!(report.contains("| AB-004 | It shall sing. | it has no voice |"), "{report}");
         assert!(report.contains("| hdl/tests/check.rs |  | AB-001 |"), "{report}");
+    }
+
+    #[test]
+    fn a_test_of_a_co_simulation_is_known_by_its_decorator() {
+        let text = "async def help(dut):\n    pass\n@cocotb.test(timeout_time=1)\nasync def it_runs(dut):\n";
+        assert_eq!(test(text, "it_runs"), Ok(4));
+        assert_eq!(test(text, "help"), Err("has no such function"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use contract::ring::{MAX_INLINE, MAX_SGE, SEND_FETCH_BYTES};
 use contract::trace::WINDOW_ENTRIES;
-use hdl::index_width;
+use hdl::{Bundle, Sig, index_width};
 
 /// What the MAC speaks on its line side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Config {
     pub gmii: bool,
     /// There is a host: it sends requests, posts receives and ends keys. Without one there are answers alone.
     pub host: bool,
+    /// A stage may take clocks more where its way is long: a packet has 84 at least.
+    pub unhurried: bool,
     /// Queue pairs (power of two). QPN = index.
     pub qps: u32,
     /// Memory regions (power of two). Key = index << 8 | tag.
@@ -103,6 +105,7 @@ impl Config {
             data_bytes: 8,
             gmii: false,
             host: true,
+            unhurried: false,
             qps: 64,
             mrs: 256,
             cqs: 64,
@@ -174,6 +177,7 @@ impl Config {
             name: "target",
             gmii: true,
             host: false,
+            unhurried: true,
             qps: 8,
             mrs: 4,
             cqs: 2,
@@ -212,6 +216,21 @@ impl Config {
     /// The same card with its configuration flash at pins: 15.6 MHz, slow enough for a way through start-up logic and board.
     pub fn with_flash(self) -> Config {
         Config { flash_half_clocks: 8, ..self }
+    }
+    /// `from`; where stages are unhurried, out of a register, a clock later.
+    #[track_caller]
+    pub fn later(&self, name: &str, from: Sig) -> Sig {
+        if self.unhurried { hdl::delay(name, from) } else { from }
+    }
+    /// The same of all of `from`.
+    #[track_caller]
+    pub fn later_of<T: Bundle>(&self, name: &str, shape: &T::Shape, from: &T) -> T {
+        if self.unhurried { T::from_bits(shape, hdl::delay(name, from.to_bits())) } else { from.clone() }
+    }
+    /// The same, zero after reset.
+    #[track_caller]
+    pub fn later_init(&self, name: &str, from: Sig) -> Sig {
+        if self.unhurried { hdl::delay_init(name, from) } else { from }
     }
     /// What the MAC speaks.
     pub fn line(&self) -> Line {

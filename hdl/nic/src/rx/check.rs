@@ -62,6 +62,9 @@ const NAK_INVALID: u64 = 0x61;
 /// NAK: the R_Key does not allow it.
 const NAK_ACCESS: u64 = 0x62;
 
+/// Clocks of a step that is unhurried.
+const CLOCKS: u32 = 5;
+
 /// What this stage may count.
 pub const REJECTS: &[Reject] = &[
     Reject::UnknownOpcode,
@@ -231,9 +234,9 @@ impl Module for Check {
         let c = &self.config;
         // 4: a duplicate READ is looked for
         let phase = reg_init("phase", 3, 0);
-        // what is to be done in the last clock of a step: in each, or in the fourth
-        let clock = c.unhurried.then(|| reg_init("clock_of_step", 2, 0));
-        let in_last = |step: Sig| clock.map_or(step, |clock| step & clock.all());
+        // a step is a clock, or as many as its ways have registers, and done in the last
+        let last_clock = c.unhurried.then(|| reg_init("last_clock", 1, 0));
+        let in_last = |step: Sig| last_clock.map_or(step, |last| step & last);
         let verdict_valid = reg_init("verdict_valid_q", 1, 0);
         let response_valid = reg_init("response_valid_q", 1, 0);
         let verdict = Verdict::regs(c, "verdict_q");
@@ -272,28 +275,34 @@ impl Module for Check {
                 mux(phase.eq(3), lit(3, 0), mux(search, lit(3, 4), phase + 1)),
             ),
         );
-        match clock {
+        match last_clock {
             None => phase.set(next_phase),
-            Some(clock) => {
-                when(rest | clock.all(), || phase.set(next_phase));
-                clock.set(mux(rest, lit(2, 0), clock + 1));
+            Some(last) => {
+                when(rest | last, || phase.set(next_phase));
+                let clock = reg_init("clock_of_step", index_width(CLOCKS), 0);
+                clock.set(mux(rest | last, lit(clock.width(), 0), clock + 1));
+                last.set(!rest & clock.eq(CLOCKS - 2));
             }
         }
         io.idle.set(rest & !verdict_valid & !response_valid);
 
         // what the opcode says, from the table
         let op = h.opcode;
-        let is = |k: Kind| decode(op, |r| r.kind == k);
+        let says = |what: &str, which: &dyn Fn(&OpcodeRow) -> bool| {
+            c.later(&format!("opcode_{}", what.to_lowercase()), decode(op, which))
+        };
+        let is = |k: Kind| says(&format!("{k:?}"), &|r| r.kind == k);
         let (send, write) = (is(Kind::Send), is(Kind::Write));
         let (read, atomic) = (is(Kind::Read).named("is_read"), is(Kind::Atomic));
         let responds = is(Kind::Response).named("is_response");
-        let invalidate = decode(op, |r| r.headers.ieth);
-        let opens = decode(op, |r| r.kind != Kind::Response && r.position.opens()).named("opens");
-        let closes = decode(op, |r| r.kind != Kind::Response && r.position.closes()).named("closes");
-        let immediate = decode(op, |r| r.headers.immdt).named("immediate");
-        let takes_wqe =
-            decode(op, |r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
-                .named("takes_wqe");
+        let invalidate = says("invalidates", &|r| r.headers.ieth);
+        let opens = says("opens", &|r| r.kind != Kind::Response && r.position.opens()).named("opens");
+        let closes = says("closes", &|r| r.kind != Kind::Response && r.position.closes()).named("closes");
+        let immediate = says("immediate", &|r| r.headers.immdt).named("immediate");
+        let takes_wqe = says("takes_wqe", &|r| {
+            matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete)
+        })
+        .named("takes_wqe");
         let keeps = (read | atomic).named("takes_a_place");
         let request = (send | write | read | atomic).named("is_request");
         let qp = h.dest_qpn.bits(0, c.qp_bits());
@@ -314,6 +323,7 @@ impl Module for Check {
         let receives = in_state(&|s| s.receives());
         let awaits = in_state(&|s| s.receives() && s != QpState::Rtr);
         let known_opcode = any_of(&Opcode::ALL.iter().map(|o| op.eq(o.code())).collect::<Vec<_>>());
+        let known_opcode = c.later("opcode_known", known_opcode);
         let beyond =
             if c.qp_bits() < 24 { h.dest_qpn.bits(c.qp_bits(), 24 - c.qp_bits()).any() } else { low() };
         let halted = word.halt
@@ -357,24 +367,28 @@ impl Module for Check {
             keeps & (unanswered.ge(rights.max_dest_rd_atomic.extend(8)) | unanswered.extend(16).ge(ring));
         let short_now = takes_wqe & word.rq_next.eq(io.post_rq_word);
         let mtu = c.later("mtu", lit(14, 128) << rights.path_mtu);
-        let rule = |p: Payload| decode(op, |r| r.payload == p);
+        let rule = |p: Payload| says(&format!("payload_{p:?}"), &|r| r.payload == p);
         let shape = (rule(Payload::Full) & h.length.eq(mtu))
             | (rule(Payload::Some) & h.length.any() & h.length.le(mtu))
             | (rule(Payload::Any) & h.length.le(mtu))
             | (rule(Payload::None) & h.length.none());
-        let misshapen_now = !shape | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
+        let misshapen_now = !c.later("shape", shape) | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
         let length = h.length.extend(32);
         let further = c.later("further", word.offset + length);
         let (before, after) = (mux(opens, lit(32, 0), word.offset), mux(opens, length, further));
         let total = mux(opens, h.dma_length, word.remaining);
         // messages end at 2^31 bytes; a first or middle packet must leave something for the last. All that the opcode chooses
         // from is compared beside its decoding
-        let over = |bytes: Sig| bytes.bit(31) & bytes.bits(0, 31).any();
-        let wrong = |total: Sig| over(total) | mux(closes, total.ne(length), total.le(length));
+        let over =
+            |name: &str, bytes: Sig| c.later(&format!("{name}_over"), bytes.bit(31) & bytes.bits(0, 31).any());
+        let (asked_over, rest_over) = (over("asked", h.dma_length), over("rest", word.remaining));
+        let wrong = |name: &str, over: Sig, total: Sig| {
+            over | c.later(&format!("{name}_wrong"), mux(closes, total.ne(length), total.le(length)))
+        };
         let bad_total_now = mux(
             write,
-            mux(opens, wrong(h.dma_length), wrong(word.remaining)),
-            mux(read, over(h.dma_length), !opens & over(further)),
+            mux(opens, wrong("asked", asked_over, h.dma_length), wrong("rest", rest_over, word.remaining)),
+            mux(read, asked_over, !opens & over("further", further)),
         );
         let key_now = mux(opens, h.rkey, word.rkey);
         let at1 = in_last(phase.eq(1));
@@ -455,14 +469,15 @@ impl Module for Check {
         when(at2, || span.set(mux(asked.any() & read, longest, lit(PSN, 0))));
 
         // a duplicate READ: one kept READ per clock
-        let kept = OwedRead::from_bits(&(), io.owed_word);
+        let read_now = OwedRead::from_bits(&(), io.owed_word);
+        let kept = c.later_of("kept_read", &(), &read_now);
         let looks = in_last(searching);
-        let packets_in = c.later("packets_in_read", h.psn - kept.first_psn);
+        let packets_in = c.later("packets_in_read", h.psn - read_now.first_psn);
         let offset_in = c.later("offset_of_packets", packets_in.extend(32) << shift).named("offset_in_read");
         let hit = c.later("hit", !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn));
         let same = c.later("same_key", h.rkey.eq(kept.rkey))
-            & sum_is(kept.va, offset_in.extend(64), h.va)
-            & sum_is(h.dma_length, offset_in, kept.length);
+            & c.later("same_va", sum_is(kept.va, offset_in.extend(64), h.va))
+            & c.later("same_end", sum_is(h.dma_length, offset_in, kept.length));
         let same = mux(atomic, kept.is_atomic, same & !kept.is_atomic);
         // taken behind the duplicate: what was kept for a lap of the PSNs is not
         let passes = c.later("passes", (kept.first_psn - h.psn).lt(e.epsn - h.psn)).named("read_behind");

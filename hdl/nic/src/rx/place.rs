@@ -843,11 +843,15 @@ impl Module for Place {
         let stood = steps.iter().fold(finish_word.valid, |stood, name| delay_init(name, stood & !again));
         seen.set(stood & !again);
         let here = if c.unhurried {
-            seen & (!f.piece | told.any())
+            seen & (!f.piece | delay_init("some_told", told.any()))
         } else {
             finish_word.valid & (!f.piece | told.any() | io.written)
         };
-        let is_kind = |k: Kind| f.kind.eq(k.code());
+        let decoded = c.unhurried.then(|| {
+            let each = Kind::VARIANTS.iter().rev().map(|(k, ..)| finish_word.data.kind.eq(k.code()));
+            hdl::delay("finishes_as", cat(&each.collect::<Vec<_>>()))
+        });
+        let is_kind = |k: Kind| decoded.map_or_else(|| f.kind.eq(k.code()), |d| d.bit(k.code() as u32));
         let middle = f_rest & here & !f.ends;
         let placement = Stream::<Fault>::wires(c, "placement_in");
         let placements = buffer("placements", c, 4, &placement);
@@ -889,18 +893,22 @@ impl Module for Place {
         let accept = is_kind(Kind::Accept);
         let is_atomic = is_kind(Kind::Atomic);
         let (responds, rewinds) = (is_kind(Kind::Respond) | is_atomic, is_kind(Kind::Rewind));
-        let unpaid = c.later("unpaid", old.tail_seq.ne(tx.paid));
+        let unpaid_now = old.tail_seq.ne(tx.paid);
+        let unpaid = c.later("unpaid", unpaid_now);
         let unpaid_nak = unpaid & old.tail_syndrome.bits(5, 2).any();
         // as far as all is placed, and not behind what is owed already
         let placed_psn = c.later("psn_placed", mux(psn_before(f.psn, old.psn), f.psn, old.psn));
         let again_psn = mux(unpaid & psn_before(placed_psn, old.tail_psn), old.tail_psn, placed_psn);
         let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
         // all that the QP was owed has gone to packetise, but for READ responses that may be in gather (`res_marked`)
-        let answered = !unpaid
-            & old.res_head.eq(tx.res_cursor)
-            & old.rewind_seq.eq(tx.res_rewind)
-            & !tx.res_marked
-            & !io.answers_wait;
+        let answered = c.later(
+            "answered",
+            !unpaid_now
+                & old.res_head.eq(tx.res_cursor)
+                & old.rewind_seq.eq(tx.res_rewind)
+                & !tx.res_marked
+                & !io.answers_wait,
+        );
         let nak = is_kind(Kind::Nak);
         let syndrome = mux(nak, f.syndrome, lit(8, ACK));
         let own = (accept & f.ack_req) | nak;

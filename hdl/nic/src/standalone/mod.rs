@@ -232,11 +232,13 @@ impl Module for Target {
         control.packet_free.set(!busy);
         // what is no RoCE goes to control
         let headers = &packet_buffer.headers;
-        let raw = headers.data.raw;
-        headers.ready.set(mux(raw, control.frame.ready, check.headers.ready));
-        check.headers.valid.set(headers.valid & !raw);
+        // which it is comes late out of block RAM: it is looked at for a clock
+        let raw = delay("is_raw", headers.data.raw);
+        let seen = delay_init("headers_seen", headers.valid & !headers.moves());
+        headers.ready.set(seen & mux(raw, control.frame.ready, check.headers.ready));
+        check.headers.valid.set(seen & !raw);
         check.headers.data.assign(&Headers { raw: low(), ..headers.data });
-        control.frame.valid.set(headers.valid & raw);
+        control.frame.valid.set(seen & raw);
         control.frame.data.assign(&RawFrame {
             address: headers.data.address,
             length: headers.data.length,

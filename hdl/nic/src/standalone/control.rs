@@ -220,7 +220,7 @@ impl Module for Control {
         queue.data.assign(&io.frame.data);
         let read_over = hdl::wire("read_over", 1);
         // at most one slot a clock comes back, the frame read first
-        let lets_go = overflows & !read_over & (!slot_over | io.release_ready);
+        let lets_go = overflows & !read_over & !slot_over;
         io.frame.ready.set(queue.ready | lets_go);
         let frame = RawFrame::regs(c, "raw");
         when(io.release_ready, || slot_over.set(low()));
@@ -237,15 +237,12 @@ impl Module for Control {
         let at = reg_init("half", HALF, 0);
         let halves = reg("halves", HALF);
         let bad = reg("bad", 1);
-        let most = reg("most_total_length", 14);
-        let short = waiting.data.length.lt(ARP_BYTES);
         when(resting & waiting.valid, || {
-            most.set(mux(short, lit(14, 0), waiting.data.length - ETHERNET));
             frame.assign(&waiting.data);
             at.set(0);
             // until it is known better
             halves.set(ARP_BYTES / 2);
-            bad.set(waiting.data.length.gt(LONGEST) | short);
+            bad.set(low());
             phase.set(Phase::Fetch);
         });
 
@@ -255,8 +252,13 @@ impl Module for Control {
         io.packet_address.set(first_word + at.bits(2, HALF - 2).resize(word_bits));
         let asked = reg_init("asked", 1, 0);
         asked.set(phase.is(Phase::Fetch) & io.packet_free & !asked);
+        // what its length says, before its first word is here
+        let short = frame.length.lt(ARP_BYTES);
+        let unfit = delay("unfit_length", short | frame.length.gt(LONGEST));
+        let most = delay("most_total_length", mux(short, lit(14, 0), frame.length - ETHERNET));
         let word = reg("word", c.data_bits());
         when(asked, || {
+            when(unfit, || bad.set(high()));
             word.set(io.packet_word);
             phase.set(Phase::Read);
         });
@@ -382,7 +384,7 @@ impl Module for Control {
         });
         when(phase.is(Phase::Fold), || phase.set(Phase::Judge));
         let judging = phase.is(Phase::Judge);
-        read_over.set(phase.is(Phase::Sum) & (!slot_over | io.release_ready));
+        read_over.set(phase.is(Phase::Sum) & !slot_over);
         // (a slot that still waits to be released holds up the frame)
         when(phase.is(Phase::Sum) & !read_over, || {
             body_sum.set(body_sum);
@@ -589,7 +591,7 @@ impl Module for Control {
         );
         // bytes of the reply; an ARP frame ends with its 42, whatever padding it came with
         let bytes = mux(arp, lit(16, ARP_BYTES), total + ETHERNET).bits(0, 11).named("reply_length");
-        let edited = editing & at.eq(u64::from(EDITED - 1));
+        let edited = delay_init("edited", editing & at.eq(u64::from(EDITED - 2)));
         when(editing, || at.set(at + 1));
         when(edited, || {
             phase.set(Phase::Send);

@@ -321,7 +321,9 @@ impl Module for Target {
         }
         let responds = merge("responds", c, &[&place.wake, &on_chip.wake]);
         responds.ready.set(high());
-        schedule.respond.assign(&WakePulse { valid: responds.valid, qp: responds.data.qp });
+        let wake = WakePulse::regs_zero(c, "wake");
+        wake.assign(&WakePulse { valid: responds.valid, qp: responds.data.qp });
+        schedule.respond.assign(&wake);
         schedule.done.take(&segment.done);
         schedule.room.set(segment.room);
         let work = WorkItem::wires(c, "turn_of");

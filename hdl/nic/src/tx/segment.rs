@@ -444,8 +444,8 @@ impl Module for Segment {
         let read_fits =
             (asks_to + first_ahead).lt(WINDOW) & (position.none() | answered) & (!fresh | may_read);
         let inside = position.le(packets);
-        let is_fence = !initialising & work.fence;
-        let turn = !initialising & !work.fence;
+        let is_fence = later(c, "is_fence", !initialising & work.fence);
+        let turn = later(c, "is_turn", !initialising & !work.fence);
         let does_jump = turn & jump;
         // what is owed
         let does_rewind = turn & rewinds;

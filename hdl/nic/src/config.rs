@@ -4,7 +4,7 @@
 
 use contract::ring::{MAX_INLINE, MAX_SGE, SEND_FETCH_BYTES};
 use contract::trace::WINDOW_ENTRIES;
-use hdl::{Bundle, Sig, index_width};
+use hdl::index_width;
 
 /// What the MAC speaks on its line side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,21 +216,6 @@ impl Config {
     /// The same card with its configuration flash at pins: 15.6 MHz, slow enough for a way through start-up logic and board.
     pub fn with_flash(self) -> Config {
         Config { flash_half_clocks: 8, ..self }
-    }
-    /// `from`; where stages are unhurried, out of a register, a clock later.
-    #[track_caller]
-    pub fn later(&self, name: &str, from: Sig) -> Sig {
-        if self.unhurried { hdl::delay(name, from) } else { from }
-    }
-    /// The same of all of `from`.
-    #[track_caller]
-    pub fn later_of<T: Bundle>(&self, name: &str, shape: &T::Shape, from: &T) -> T {
-        if self.unhurried { T::from_bits(shape, hdl::delay(name, from.to_bits())) } else { from.clone() }
-    }
-    /// The same, zero after reset.
-    #[track_caller]
-    pub fn later_init(&self, name: &str, from: Sig) -> Sig {
-        if self.unhurried { hdl::delay_init(name, from) } else { from }
     }
     /// What the MAC speaks.
     pub fn line(&self) -> Line {

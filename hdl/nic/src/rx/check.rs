@@ -41,6 +41,7 @@
 use crate::config::Config;
 use crate::flow::{ACTION, Action, Count, Headers, Mark, Response, Verdict, cause};
 use crate::mr::{self, Reach};
+use crate::prim::later::{later, later_all};
 use crate::prim::sum::sum_is;
 use crate::qp::{
     Expect, INDEX, Initialise, Operands, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
@@ -247,8 +248,13 @@ impl Module for Check {
         io.response.data.assign(&response);
 
         // clock 0: take one thing; what is decided in clock 3 finds its output register empty
-        let free =
-            ((!verdict_valid | io.verdict.ready) & (!response_valid | io.response.ready)).named("free");
+        let free = if c.unhurried {
+            // of registers alone
+            !verdict_valid & !response_valid
+        } else {
+            (!verdict_valid | io.verdict.ready) & (!response_valid | io.response.ready)
+        }
+        .named("free");
         let rest = phase.eq(0).named("rest");
         let initialise = rest & io.initialise.valid;
         let fence = rest & free & io.fence_valid & !io.initialise.valid;
@@ -289,7 +295,7 @@ impl Module for Check {
         // what the opcode says, from the table
         let op = h.opcode;
         let says = |what: &str, which: &dyn Fn(&OpcodeRow) -> bool| {
-            c.later(&format!("opcode_{}", what.to_lowercase()), decode(op, which))
+            later(c, &format!("opcode_{}", what.to_lowercase()), decode(op, which))
         };
         let is = |k: Kind| says(&format!("{k:?}"), &|r| r.kind == k);
         let (send, write) = (is(Kind::Send), is(Kind::Write));
@@ -299,18 +305,17 @@ impl Module for Check {
         let opens = says("opens", &|r| r.kind != Kind::Response && r.position.opens()).named("opens");
         let closes = says("closes", &|r| r.kind != Kind::Response && r.position.closes()).named("closes");
         let immediate = says("immediate", &|r| r.headers.immdt).named("immediate");
-        let takes_wqe = says("takes_wqe", &|r| {
-            matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete)
-        })
-        .named("takes_wqe");
+        let takes_wqe =
+            says("takes_wqe", &|r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
+                .named("takes_wqe");
         let keeps = (read | atomic).named("takes_a_place");
         let request = (send | write | read | atomic).named("is_request");
         let qp = h.dest_qpn.bits(0, c.qp_bits());
 
         // clock 1: the QP
-        let rights = QpRightsBits::unpack(c.later("rights_read", io.rights_word));
-        let addresses = QpAddressesBits::unpack(c.later("addresses_read", io.addresses_word));
-        let word = c.later_of("expect_read", &(), &Expect::from_bits(&(), io.expect_word));
+        let rights = QpRightsBits::unpack(later(c, "rights_read", io.rights_word));
+        let addresses = QpAddressesBits::unpack(later(c, "addresses_read", io.addresses_word));
+        let word = later_all(c, &(), "expect_read", &Expect::from_bits(&(), io.expect_word));
         let in_state = |which: &dyn Fn(QpState) -> bool| {
             any_of(
                 &QpState::ALL
@@ -323,7 +328,7 @@ impl Module for Check {
         let receives = in_state(&|s| s.receives());
         let awaits = in_state(&|s| s.receives() && s != QpState::Rtr);
         let known_opcode = any_of(&Opcode::ALL.iter().map(|o| op.eq(o.code())).collect::<Vec<_>>());
-        let known_opcode = c.later("opcode_known", known_opcode);
+        let known_opcode = later(c, "opcode_known", known_opcode);
         let beyond =
             if c.qp_bits() < 24 { h.dest_qpn.bits(c.qp_bits(), 24 - c.qp_bits()).any() } else { low() };
         let halted = word.halt
@@ -332,7 +337,8 @@ impl Module for Check {
         let same_pkey = h.pkey.bits(0, 15).eq(rights.pkey.bits(0, 15))
             & h.pkey.bits(0, 15).any()
             & (h.pkey.bit(15) | rights.pkey.bit(15));
-        let same_addresses = c.later(
+        let same_addresses = later(
+            c,
             "same_addresses",
             h.dest_gid.eq(addresses.src_gid) & h.source_gid.eq(addresses.dest_gid) & h.vlan.eq(rights.vlan),
         );
@@ -366,24 +372,26 @@ impl Module for Check {
         let deep_now =
             keeps & (unanswered.ge(rights.max_dest_rd_atomic.extend(8)) | unanswered.extend(16).ge(ring));
         let short_now = takes_wqe & word.rq_next.eq(io.post_rq_word);
-        let mtu = c.later("mtu", lit(14, 128) << rights.path_mtu);
+        let mtu = later(c, "mtu", lit(14, 128) << rights.path_mtu);
         let rule = |p: Payload| says(&format!("payload_{p:?}"), &|r| r.payload == p);
         let shape = (rule(Payload::Full) & h.length.eq(mtu))
             | (rule(Payload::Some) & h.length.any() & h.length.le(mtu))
             | (rule(Payload::Any) & h.length.le(mtu))
             | (rule(Payload::None) & h.length.none());
-        let misshapen_now = !c.later("shape", shape) | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
+        let misshapen_now =
+            !later(c, "shape", shape) | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
         let length = h.length.extend(32);
-        let further = c.later("further", word.offset + length);
+        let further = later(c, "further", word.offset + length);
         let (before, after) = (mux(opens, lit(32, 0), word.offset), mux(opens, length, further));
         let total = mux(opens, h.dma_length, word.remaining);
         // messages end at 2^31 bytes; a first or middle packet must leave something for the last. All that the opcode chooses
         // from is compared beside its decoding
-        let over =
-            |name: &str, bytes: Sig| c.later(&format!("{name}_over"), bytes.bit(31) & bytes.bits(0, 31).any());
+        let over = |name: &str, bytes: Sig| {
+            later(c, &format!("{name}_over"), bytes.bit(31) & bytes.bits(0, 31).any())
+        };
         let (asked_over, rest_over) = (over("asked", h.dma_length), over("rest", word.remaining));
         let wrong = |name: &str, over: Sig, total: Sig| {
-            over | c.later(&format!("{name}_wrong"), mux(closes, total.ne(length), total.le(length)))
+            over | later(c, &format!("{name}_wrong"), mux(closes, total.ne(length), total.le(length)))
         };
         let bad_total_now = mux(
             write,
@@ -438,7 +446,7 @@ impl Module for Check {
         let takes_wqe = hold("wants_wqe", takes_wqe);
 
         // clock 2: the key
-        let entry = MrEntryBits::unpack(c.later("entry_read", io.mr_word));
+        let entry = MrEntryBits::unpack(later(c, "entry_read", io.mr_word));
         let right = |r: u8| lit(8, u64::from(r));
         let wanted = mux(
             atomic,
@@ -447,9 +455,9 @@ impl Module for Check {
         );
         let reach = mr::reach(&entry, va, asked);
         let reach = Reach {
-            offset: c.later("offset_in_region", reach.offset),
-            end: c.later("access_end", reach.end),
-            region_end: c.later("region_end", reach.region_end),
+            offset: later(c, "offset_in_region", reach.offset),
+            end: later(c, "access_end", reach.end),
+            region_end: later(c, "region_end", reach.region_end),
         };
         let judged = mr::judge_reach(&entry, key, va, asked, reach, pd, wanted);
         let outside = key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any() & asked.any();
@@ -465,22 +473,22 @@ impl Module for Check {
         });
         // packets of a READ less one
         let span = reg("span", PSN);
-        let longest = (c.later("asked_less_one", asked - 1) >> shift).bits(0, PSN);
+        let longest = (later(c, "asked_less_one", asked - 1) >> shift).bits(0, PSN);
         when(at2, || span.set(mux(asked.any() & read, longest, lit(PSN, 0))));
 
         // a duplicate READ: one kept READ per clock
         let read_now = OwedRead::from_bits(&(), io.owed_word);
-        let kept = c.later_of("kept_read", &(), &read_now);
+        let kept = later_all(c, &(), "kept_read", &read_now);
         let looks = in_last(searching);
-        let packets_in = c.later("packets_in_read", h.psn - read_now.first_psn);
-        let offset_in = c.later("offset_of_packets", packets_in.extend(32) << shift).named("offset_in_read");
-        let hit = c.later("hit", !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn));
-        let same = c.later("same_key", h.rkey.eq(kept.rkey))
-            & c.later("same_va", sum_is(kept.va, offset_in.extend(64), h.va))
-            & c.later("same_end", sum_is(h.dma_length, offset_in, kept.length));
+        let packets_in = later(c, "packets_in_read", h.psn - read_now.first_psn);
+        let offset_in = later(c, "offset_of_packets", packets_in.extend(32) << shift).named("offset_in_read");
+        let hit = later(c, "hit", !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn));
+        let same = later(c, "same_key", h.rkey.eq(kept.rkey))
+            & later(c, "same_va", sum_is(kept.va, offset_in.extend(64), h.va))
+            & later(c, "same_end", sum_is(h.dma_length, offset_in, kept.length));
         let same = mux(atomic, kept.is_atomic, same & !kept.is_atomic);
         // taken behind the duplicate: what was kept for a lap of the PSNs is not
-        let passes = c.later("passes", (kept.first_psn - h.psn).lt(e.epsn - h.psn)).named("read_behind");
+        let passes = later(c, "passes", (kept.first_psn - h.psn).lt(e.epsn - h.psn)).named("read_behind");
         search.set(at2 & duplicate & request & !refused & left.any());
         searched.set(mux(keeps, hit, !passes) | left.eq(1));
         let end = reg("acknowledged_end", PSN);
@@ -511,8 +519,8 @@ impl Module for Check {
             (unaligned, code(Reject::AtomicAlignment)),
         ]);
         let (early, early_fault) = (known("early", early), known("early_fault", early_fault));
-        let faulty = c.later("faulty", early | (known("needs_key", write | keeps) & !key_ok));
-        let fault = c.later("fault", mux(early, early_fault, key_reason));
+        let faulty = later(c, "faulty", early | (known("needs_key", write | keeps) & !key_ok));
+        let fault = later(c, "fault", mux(early, early_fault, key_reason));
         let rnr = known("rnr", !sequence & !denied & not_ready);
         let access_fault = !early;
         let raw_under_way = reg_init("raw_under_way", index_width(self.raw_share() + 1), 0);

@@ -19,6 +19,7 @@
 use crate::config::Config;
 use crate::flow::{Count, FrameBeat, Headers, Mark};
 use crate::prim::block_fifo::BlockFifo;
+use crate::prim::later::{later, later_init};
 use crate::rx::parse::Parse;
 use crate::rx::verify::Verify;
 use contract::{Reject, TraceEvent};
@@ -172,7 +173,7 @@ impl Module for PacketBuffer {
         let oldest_slot = oldest.bits(0, slot_bits);
         let reclaim = (newest.ne(oldest) & released.bit_at(oldest_slot)).named("reclaim");
         let given = |name: &str, r: &Release| {
-            one(c.later(&format!("{name}_slot"), r.slot), c.later_init(&format!("{name}_gives"), r.valid))
+            one(later(c, &format!("{name}_slot"), r.slot), later_init(c, &format!("{name}_gives"), r.valid))
         };
         let gives = given("check", &io.release_check) | given("place", &io.release_place);
         hdl::assert_always("a_slot_is_released_once", (released & gives).none());

@@ -13,6 +13,7 @@
 use crate::config::Config;
 use crate::flow::{FrameBeat, Outer};
 use crate::prim::crc::residues;
+use crate::prim::later::{later, later_all, later_init};
 use crate::tx::packetise::{BASE, MOST, OUTER, at_least, icrc_covers, icrc_opens, icrc_start, icrc_view};
 use contract::wire::{ETHERTYPE_IPV6, ETHERTYPE_VLAN};
 use hdl::{
@@ -120,9 +121,9 @@ impl Module for Parse {
         let one = stage("one", first);
 
         // 2: how far the ICRC reaches: the total length is kept when its beat arrives here
-        let valid_2 = delay_init("valid_2", c.later_init("valid_1_later", valid_1));
-        let later = |name: &str, from: [Sig; 5]| if c.unhurried { stage(name, from) } else { from };
-        let two = stage("two", later("one_later", one));
+        let valid_2 = delay_init("valid_2", later_init(c, "valid_1_later", valid_1));
+        let also = |name: &str, from: [Sig; 5]| if c.unhurried { stage(name, from) } else { from };
+        let two = stage("two", also("one_later", one));
         let half_at = |at: u32| cat(&[one[1].byte(at % bytes), one[1].byte(at % bytes + 1)]);
         let here = |at: u32| one[0].eq(u64::from(at / bytes));
         let kept = Outer::regs(&(), "kept");
@@ -141,19 +142,19 @@ impl Module for Parse {
             mux(ipv6, mux(tagged, half_at(22), half_at(18)), mux(tagged, half_at(20), half_at(16)));
         let before = cat(&[ipv6, low(), ipv6, tagged, low(), low()]);
         let end_kept = reg("icrc_end", 17);
-        let (ip_length, before) = (c.later("ip_length", ip_length), c.later("before_ip", before));
-        when(c.later("has_length", valid_1 & here(16)), || {
+        let (ip_length, before) = (later(c, "ip_length", ip_length), later(c, "before_ip", before));
+        when(later(c, "has_length", valid_1 & here(16)), || {
             end_kept.set(ip_length.extend(17) + before.extend(17) + 13);
         });
-        let kept = c.later_of("kept_later", &(), &kept);
+        let kept = later_all(c, &(), "kept_later", &kept);
         let early = !at_least(two[0], length_beat);
         let end_beat = end_kept.bits(lanes, beat);
         // a datagram of 65522 bytes and more never ends here; it is oversize
         let closing = !early & two[0].eq(end_beat) & !end_kept.msb();
         let behind = !early & two[0].gt(end_beat) & !end_kept.msb();
-        let end_lane = c.later("end_lane", end_kept.bits(0, lanes));
-        let view = c.later("icrc_view", icrc_view(&kept, two[0], two[1], bytes));
-        let (closing, behind) = (c.later("closing", closing), c.later("behind", behind));
+        let end_lane = later(c, "end_lane", end_kept.bits(0, lanes));
+        let view = later(c, "icrc_view", icrc_view(&kept, two[0], two[1], bytes));
+        let (closing, behind) = (later(c, "closing", closing), later(c, "behind", behind));
         let inside: Vec<Sig> = (0..bytes)
             .rev()
             .map(|i| {
@@ -163,12 +164,12 @@ impl Module for Parse {
             .collect();
 
         // 3: the register; the header; the beat goes to the packet buffer
-        let valid_3 = delay_init("valid_3", c.later_init("valid_2_later", valid_2));
-        let three = stage("three", later("two_later", two));
+        let valid_3 = delay_init("valid_3", later_init(c, "valid_2_later", valid_2));
+        let three = stage("three", also("two_later", two));
         let covered = delay("covered", cat(&inside));
-        let covers = c.later("covers", icrc_covers(&kept, two[0], bytes));
-        let starts = delay("icrc_starts", c.later("opens", icrc_opens(&kept, two[0], bytes)));
-        let kept = c.later_of("kept_last", &(), &kept);
+        let covers = later(c, "covers", icrc_covers(&kept, two[0], bytes));
+        let starts = delay("icrc_starts", later(c, "opens", icrc_opens(&kept, two[0], bytes)));
+        let kept = later_all(c, &(), "kept_last", &kept);
         let start = delay("icrc_start", icrc_start(&kept, bytes));
         let counts = delay("icrc_counts", covers & !behind);
         let closes = delay("icrc_closes", closing);

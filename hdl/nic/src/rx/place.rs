@@ -68,6 +68,7 @@ use crate::flow::{
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
 use crate::prim::flags::Flags;
+use crate::prim::later::{later, later_all};
 use crate::prim::pick::lowest;
 use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, owed_address, psn_before};
 use crate::rx::receive_wqes::{ReceiveWqes, WqeName};
@@ -76,8 +77,8 @@ use contract::ring::SgeBits;
 use contract::verbs::access;
 use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus};
 use hdl::{
-    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, delay_init, index_width, lit, low, mux, reg,
-    reg_init, select, when,
+    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, delay_init, index_width, lit, low, mux,
+    reg, reg_init, select, when,
 };
 
 /// Bits of a round of atomics.
@@ -360,10 +361,7 @@ impl Module for Place {
         let (arrived, arrives) = if c.unhurried {
             (waited, fifo.output.valid)
         } else {
-            (
-                waited.or_else(c, fifo.output.valid, &io.verdict.data),
-                fifo.output.valid | io.verdict.valid,
-            )
+            (waited.or_else(c, fifo.output.valid, &io.verdict.data), fifo.output.valid | io.verdict.valid)
         };
         let data = buffer("data_fifo", c, VERDICTS, &io.data);
         let locals = buffer("locals", c, c.qps, &io.local);
@@ -400,8 +398,8 @@ impl Module for Place {
         let has_data = data.valid & !data.data.fence;
         let from_local = of_host(!from_miss & locals.valid & (!(from_verdicts | has_data) | local_first))
             .named("from_local");
-        let from_data = of_host(!from_miss & !from_local & has_data & (!from_verdicts | data_first))
-            .named("from_data");
+        let from_data =
+            of_host(!from_miss & !from_local & has_data & (!from_verdicts | data_first)).named("from_data");
         // atomics pushed and not yet executed, and whose: who had one since there were none. That is a round; one of long ago
         // may be taken for this one, which costs its QP a wait
         let atomics = reg_init("atomics", 8, 0);
@@ -449,11 +447,7 @@ impl Module for Place {
         let arrived_overtakes = if c.unhurried {
             waited_overtakes
         } else {
-            mux(
-                fifo.output.valid,
-                waited_overtakes,
-                overtakes_as(&io.verdict.data, "round_of_verdict"),
-            )
+            mux(fifo.output.valid, waited_overtakes, overtakes_as(&io.verdict.data, "round_of_verdict"))
         };
         let fresh_overtakes = from_local | (!from_data & arrived_overtakes);
         let any_overtakes = mux(from_miss, overtakes_as(&again, "round_of_again"), fresh_overtakes);
@@ -503,9 +497,10 @@ impl Module for Place {
         // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
         let dead = Flags::new("dead", c.qps, 1);
         let is_dead = dead.at(v.qp);
-        let (fence, write) = (is(&v, Action::Fence), is(&v, Action::Write));
+        let is_now = |a: Action| later(c, &format!("is_{a:?}").to_lowercase(), is(&v, a));
+        let (fence, write) = (is_now(Action::Fence), is_now(Action::Write));
         let (send, local) = (of_host(is(&v, Action::Send)), of_host(is(&v, Action::Local)));
-        let is_atomic = is(&v, Action::Atomic);
+        let is_atomic = is_now(Action::Atomic);
         let ends_key = (local | (send & v.with_inv)).named("ends_key");
         let reads = of_host(is(&v, Action::Data) | is(&v, Action::Value));
         // of this side's send queue
@@ -585,7 +580,7 @@ impl Module for Place {
         // judge: the key that ends, or that of an atomic. Its word is read again in every clock in which no SGE's is
         let entry_word = MrEntryBits::unpack(io.mr_word);
         let beyond = |key: Sig| key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any();
-        let held = c.later("key_holds", mr::holds(&entry_word, v.key));
+        let held = later(c, "key_holds", mr::holds(&entry_word, v.key));
         let gone_reason = mux(entry_word.valid, reason(Reject::RkeyTag), reason(Reject::RkeyUnknown));
         let (may_end, end_refusal) = mr::judge_end(&entry_word, v.key, pd);
         let may_end = may_end & !beyond(v.key);
@@ -719,8 +714,9 @@ impl Module for Place {
         // push: a packet without (further) payload
         let pushing = at(Phase::Push).named("pushing");
         let refused = fault & !own & !v.raw;
-        let naks = is(&v, Action::Nak) | refused;
-        let fatal = (is(&v, Action::Nak) & v.fatal) | refused;
+        let nak = is_now(Action::Nak);
+        let naks = nak | refused;
+        let fatal = (nak & v.fatal) | refused;
         let over_emitted = whole & !ends_key;
         finish.valid.set(pushing | (write_piece & payload.ready));
         finish.data.assign(&Finish {
@@ -739,13 +735,13 @@ impl Module for Place {
                             naks,
                             kind(Kind::Nak),
                             mux(
-                                is(&v, Action::Reack),
+                                is_now(Action::Reack),
                                 kind(Kind::Reack),
                                 mux(
-                                    is(&v, Action::Respond),
+                                    is_now(Action::Respond),
                                     kind(Kind::Respond),
                                     mux(
-                                        is(&v, Action::Rewind),
+                                        is_now(Action::Rewind),
                                         kind(Kind::Rewind),
                                         mux(is_atomic, kind(Kind::Atomic), kind(Kind::Accept)),
                                     ),
@@ -825,7 +821,7 @@ impl Module for Place {
         // finish: in the order of the writes
         let finish_word = buffer("finish_fifo", c, FINISHES, &finish);
         // unhurried, the packet that finishes, its words and what follows from them go through a register each
-        let f = &c.later_of("finishing", c, &finish_word.data);
+        let f = &later_all(c, c, "finishing", &finish_word.data);
         let told = reg_init("told", 8, 0);
         let step = reg_init("finish_step", 1, 0);
         let wake_valid = reg_init("wake_valid_q", 1, 0);
@@ -894,14 +890,15 @@ impl Module for Place {
         let is_atomic = is_kind(Kind::Atomic);
         let (responds, rewinds) = (is_kind(Kind::Respond) | is_atomic, is_kind(Kind::Rewind));
         let unpaid_now = old.tail_seq.ne(tx.paid);
-        let unpaid = c.later("unpaid", unpaid_now);
+        let unpaid = later(c, "unpaid", unpaid_now);
         let unpaid_nak = unpaid & old.tail_syndrome.bits(5, 2).any();
         // as far as all is placed, and not behind what is owed already
-        let placed_psn = c.later("psn_placed", mux(psn_before(f.psn, old.psn), f.psn, old.psn));
+        let placed_psn = later(c, "psn_placed", mux(psn_before(f.psn, old.psn), f.psn, old.psn));
         let again_psn = mux(unpaid & psn_before(placed_psn, old.tail_psn), old.tail_psn, placed_psn);
         let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
         // all that the QP was owed has gone to packetise, but for READ responses that may be in gather (`res_marked`)
-        let answered = c.later(
+        let answered = later(
+            c,
             "answered",
             !unpaid_now
                 & old.res_head.eq(tx.res_cursor)

@@ -31,8 +31,8 @@ use crate::qp::{INDEX, State};
 use contract::QpState;
 use contract::context::{QpQueuesBits, QpRightsBits};
 use hdl::{
-    Bits, Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, constant, high, index_width, lit, low,
-    mux, reg, reg_init, select, when,
+    Bits, Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, constant, high, index_width, lit,
+    low, mux, reg, reg_init, select, when,
 };
 
 /// Bytes of a receive WQE that are read ahead: 4 SGEs.

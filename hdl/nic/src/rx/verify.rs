@@ -20,8 +20,9 @@
 
 use crate::config::Config;
 use crate::flow::Headers;
+use crate::prim::later::{later, later_all, later_init};
 use crate::rx::parse::Parsed;
-use crate::tx::packetise::{BASE, opcode_is, sum16};
+use crate::tx::packetise::{BASE, opcode_is, sum16, total16};
 use contract::opcode::Opcode;
 use contract::wire::{
     AethBits, AtomicEthBits, BthBits, ETHERNET_BYTES, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP,
@@ -98,7 +99,7 @@ impl Module for Verify {
     }
     fn body(&self, io: &VerifyIo) {
         let c = &self.0;
-        let p = c.later_of("parsed_later", &(), &io.parsed);
+        let p = later_all(c, &(), "parsed_later", &io.parsed);
         let ethernet = EthernetHeaderBits::unpack(p.ethernet);
         let (tagged, ipv6) = (p.outer.tagged, p.outer.ipv6);
         let ip = Ipv4HeaderBits::unpack(p.ip.bits(160, 160));
@@ -112,7 +113,7 @@ impl Module for Verify {
         let inner = mux(ipv6, ip6.payload_length, ip.total_length - 20).named("behind_ip");
         let most = io.port_mtu.extend(17) + ethernet_bytes;
         let space = p.length - mux(tagged, lit(17, ethernet_bytes + 4), lit(17, ethernet_bytes));
-        let first = |name: &str, from: Sig| c.later(&format!("{name}_later"), delay(name, from));
+        let first = |name: &str, from: Sig| later(c, &format!("{name}_later"), delay(name, from));
         let ask = |name: &str, fails: Sig| first(&format!("fails_{name}"), fails);
         let cut = ask("cut", p.cut);
         let runt = ask("runt", p.length.lt(shortest));
@@ -141,9 +142,11 @@ impl Module for Verify {
         let no_bth = ask("bth", mux(ipv6, inner.lt(LEAST), ip.total_length.lt(LEAST + 20)));
         let icrc = ask("icrc", !p.icrc_good);
         let words: Vec<Sig> = (10..20).map(|i| p.ip.bits(i * 16, 16)).collect();
-        let sums = [delay("sum_low", sum16(&words[..5])), delay("sum_high", sum16(&words[5..]))];
+        // folded where it is not added a clock later
+        let sum_of = if c.unhurried { total16 } else { sum16 };
+        let sums = [delay("sum_low", sum_of(&words[..5])), delay("sum_high", sum_of(&words[5..]))];
         let bth_early = BthBits::unpack(delay("bth", p.bth));
-        let bth = BthBits::unpack(c.later("bth_later", bth_early.pack()));
+        let bth = BthBits::unpack(later(c, "bth_later", bth_early.pack()));
         let extension = first("extension", p.extension);
         let after_least = first("after_least", inner - LEAST);
         let source = first("source", mux(ipv6, ip6.source, ipv4_gid(ip.source)));
@@ -170,8 +173,8 @@ impl Module for Verify {
             let here = opcode_is(bth_early.opcode, |r| r.headers.bytes() == n);
             all | mux(here, n as u64, lit(6, 0))
         });
-        let spent = c.later("spent", extension_bytes.extend(16) + bth_early.pad_count.extend(16));
-        let extension_bytes = c.later("extension_bytes", extension_bytes);
+        let spent = later(c, "spent", extension_bytes.extend(16) + bth_early.pad_count.extend(16));
+        let extension_bytes = later(c, "extension_bytes", extension_bytes);
         let fields = RethBits::unpack(extension.bits(96, 128));
         let acknowledge = AethBits::unpack(extension.bits(192, 32));
         let operands = AtomicEthBits::unpack(extension);
@@ -203,8 +206,9 @@ impl Module for Verify {
             length: mux(raw, length, after_least - spent).bits(0, 14),
             slot: lit(self.0.packet_slot_bits(), 0),
         };
-        let sum = c.later("sum", sums[0].extend(18) + sums[1].extend(18));
-        let folded = sum.bits(0, 16).extend(17) + sum.bits(16, 2).extend(17);
+        let wide = sums[0].width() + 1;
+        let sum = later(c, "sum", sums[0].extend(wide) + sums[1].extend(wide));
+        let folded = sum.bits(0, 16).extend(17) + sum.bits(16, wide - 16).extend(17);
         let checksum = folded.bits(0, 16) + folded.bit(16).extend(16);
         let fails = [
             (cut, Reject::BufferFull),
@@ -246,7 +250,8 @@ impl Module for Verify {
         let intact = delay("intact_2", !(cut | runt | damaged));
         io.intact.set(delay("intact_3", intact));
         io.length.set(delay("length_3", delay("length_2", length)));
-        let valid = ["parsed_valid", "valid_0"].iter().fold(io.valid, |valid, name| c.later_init(name, valid));
+        let valid =
+            ["parsed_valid", "valid_0"].iter().fold(io.valid, |valid, name| later_init(c, name, valid));
         let valid = delay_init("valid_2", delay_init("valid_1", valid));
         io.done.set(delay_init("valid_3", valid));
     }

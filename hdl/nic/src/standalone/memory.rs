@@ -155,11 +155,20 @@ impl Module for OnChip {
         // rest: what is to be copied
         let packet_bits = c.packet_address_bits();
         let width = packet_bits.max(ADDRESS).max(request.address.width());
-        let (from, to, length) = (reg("from", width), reg("to", width), reg("length", request.length.width()));
+        let (from, to, length) =
+            (reg("from", width), reg("to", width), reg("length", request.length.width()));
         let (outward, id) = (reg("outward", 1), reg("read_id", request.id.width()));
         when(resting, || {
-            from.set(mux(io.payload.valid, payload.address.extend(width), request.iova.resize(ADDRESS).extend(width)));
-            to.set(mux(io.payload.valid, payload.iova.resize(ADDRESS).extend(width), request.address.extend(width)));
+            from.set(mux(
+                io.payload.valid,
+                payload.address.extend(width),
+                request.iova.resize(ADDRESS).extend(width),
+            ));
+            to.set(mux(
+                io.payload.valid,
+                payload.iova.resize(ADDRESS).extend(width),
+                request.address.extend(width),
+            ));
             length.set(mux(io.payload.valid, payload.length, request.length));
             outward.set(!io.payload.valid);
             id.set(request.id);

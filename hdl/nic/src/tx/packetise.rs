@@ -217,9 +217,14 @@ pub(crate) fn at_least(value: Sig, n: u32) -> Sig {
     if n == 0 { high() } else { value.ge(u64::from(n)) }
 }
 
+/// The sum of up to 16 words of 16 bits: 20 bits.
+pub(crate) fn total16(words: &[Sig]) -> Sig {
+    words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words")
+}
+
 /// The ones' complement sum of 16-bit words, folded once: 17 bits.
 pub(crate) fn sum16(words: &[Sig]) -> Sig {
-    let total = words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words");
+    let total = total16(words);
     total.bits(0, 16).extend(17) + total.bits(16, 4).extend(17)
 }
 

@@ -28,6 +28,8 @@ pub struct Config {
     pub gmii: bool,
     /// There is a host: it sends requests, posts receives and ends keys. Without one there are answers alone.
     pub host: bool,
+    /// A stage may take clocks more where its way is long: a packet has 84 at least.
+    pub unhurried: bool,
     /// Queue pairs (power of two). QPN = index.
     pub qps: u32,
     /// Memory regions (power of two). Key = index << 8 | tag.
@@ -105,6 +107,7 @@ impl Config {
             data_bytes: 8,
             gmii: false,
             host: true,
+            unhurried: false,
             qps: 64,
             mrs: 256,
             cqs: 64,
@@ -180,6 +183,7 @@ impl Config {
             name: "target",
             gmii: true,
             host: false,
+            unhurried: true,
             qps: 8,
             mrs: 4,
             cqs: 2,

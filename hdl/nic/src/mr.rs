@@ -26,14 +26,44 @@ pub struct Access {
 /// Judges an access of `length` (32 bits) bytes at `va` by `key` under `entry`, for a QP of protection domain `pd`,
 /// wanting all of the rights in `rights` (8 bits of `ibv_access_flags`).
 pub fn judge(entry: &MrEntryBits, key: Sig, va: Sig, length: Sig, pd: Sig, rights: Sig) -> Access {
-    let offset = va - entry.va;
-    // both ends, beside each other; 65 bits: neither can wrap unseen
-    let (end, last) = (va.extend(65) + length.extend(65), entry.va.extend(65) + entry.length.extend(65));
-    let inside = va.ge(entry.va) & end.le(last);
+    judge_reach(entry, key, va, length, reach(entry, va, length), pd, rights)
+}
+
+/// Where an access lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Reach {
+    /// Its first byte, from the beginning of the region.
+    pub offset: Sig,
+    /// One past its last byte, in 65 bits, which cannot wrap unseen.
+    pub end: Sig,
+    /// Likewise of the region.
+    pub region_end: Sig,
+}
+
+/// Where an access of `length` bytes at `va` lies in the region of `entry`: all of it beside each other.
+pub fn reach(entry: &MrEntryBits, va: Sig, length: Sig) -> Reach {
+    Reach {
+        offset: va - entry.va,
+        end: va.extend(65) + length.extend(65),
+        region_end: entry.va.extend(65) + entry.length.extend(65),
+    }
+}
+
+/// [`judge`] by who has its [`reach`] already.
+pub fn judge_reach(
+    entry: &MrEntryBits,
+    key: Sig,
+    va: Sig,
+    length: Sig,
+    reach: Reach,
+    pd: Sig,
+    rights: Sig,
+) -> Access {
+    let inside = va.ge(entry.va) & reach.end.le(reach.region_end);
     let (granted, refusal) = grant(entry, key, pd, rights);
     let empty = length.none();
     let reject = mux(granted, lit(6, Reject::RkeyBounds as u64), refusal);
-    Access { ok: empty | (granted & inside), reject, iova: entry.iova + offset }
+    Access { ok: empty | (granted & inside), reject, iova: entry.iova + reach.offset }
 }
 
 /// Judges a request of protection domain `pd` to end `key` under `entry`: whether it may, and the refusal otherwise.

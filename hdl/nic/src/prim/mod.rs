@@ -2,6 +2,7 @@
 
 pub mod fifo;
 pub mod flags;
+pub mod later;
 pub mod block_fifo;
 pub mod async_fifo;
 pub mod merge;

@@ -40,7 +40,8 @@
 
 use crate::config::Config;
 use crate::flow::{ACTION, Action, Count, Headers, Mark, Response, Verdict, cause};
-use crate::mr;
+use crate::mr::{self, Reach};
+use crate::prim::later::{later, later_all};
 use crate::prim::sum::sum_is;
 use crate::qp::{
     Expect, INDEX, Initialise, Operands, OwedRead, PSN, Placed, RING, Requester, StateShape, StateWrite, Tx,
@@ -61,6 +62,9 @@ const NAK_SEQUENCE: u64 = 0x60;
 const NAK_INVALID: u64 = 0x61;
 /// NAK: the R_Key does not allow it.
 const NAK_ACCESS: u64 = 0x62;
+
+/// Clocks of a step that is unhurried.
+const CLOCKS: u32 = 5;
 
 /// What this stage may count.
 pub const REJECTS: &[Reject] = &[
@@ -231,6 +235,9 @@ impl Module for Check {
         let c = &self.config;
         // 4: a duplicate READ is looked for
         let phase = reg_init("phase", 3, 0);
+        // a step is a clock, or as many as its ways have registers, and done in the last
+        let last_clock = c.unhurried.then(|| reg_init("last_clock", 1, 0));
+        let in_last = |step: Sig| last_clock.map_or(step, |last| step & last);
         let verdict_valid = reg_init("verdict_valid_q", 1, 0);
         let response_valid = reg_init("response_valid_q", 1, 0);
         let verdict = Verdict::regs(c, "verdict_q");
@@ -241,8 +248,13 @@ impl Module for Check {
         io.response.data.assign(&response);
 
         // clock 0: take one thing; what is decided in clock 3 finds its output register empty
-        let free =
-            ((!verdict_valid | io.verdict.ready) & (!response_valid | io.response.ready)).named("free");
+        let free = if c.unhurried {
+            // of registers alone
+            !verdict_valid & !response_valid
+        } else {
+            (!verdict_valid | io.verdict.ready) & (!response_valid | io.response.ready)
+        }
+        .named("free");
         let rest = phase.eq(0).named("rest");
         let initialise = rest & io.initialise.valid;
         let fence = rest & free & io.fence_valid & !io.initialise.valid;
@@ -251,15 +263,16 @@ impl Module for Check {
         io.initialise.ready.set(rest);
         io.fence_ready.set(rest & free & !io.initialise.valid);
         io.headers.ready.set(may_take);
-        io.qp_address.set(io.headers.data.dest_qpn.bits(0, c.qp_bits()));
         let h = Headers::regs(c, "packet");
+        let asked_qpn = if c.unhurried { h.dest_qpn } else { io.headers.data.dest_qpn };
+        io.qp_address.set(asked_qpn.bits(0, c.qp_bits()));
         when(verdict_valid & io.verdict.ready, || verdict_valid.set(0));
         when(response_valid & io.response.ready, || response_valid.set(0));
         // whether there is a packet, and room for what becomes of it, is known later than that there may be
         when(rest, || h.assign(&io.headers.data));
         let (searching, searched) = (phase.eq(4).named("searching"), hdl::wire("searched", 1));
         let search = hdl::wire("search", 1);
-        phase.set(mux(
+        let next_phase = mux(
             rest,
             (io.headers.valid & may_take).extend(3),
             mux(
@@ -267,30 +280,42 @@ impl Module for Check {
                 mux(searched, lit(3, 3), lit(3, 4)),
                 mux(phase.eq(3), lit(3, 0), mux(search, lit(3, 4), phase + 1)),
             ),
-        ));
+        );
+        match last_clock {
+            None => phase.set(next_phase),
+            Some(last) => {
+                when(rest | last, || phase.set(next_phase));
+                let clock = reg_init("clock_of_step", index_width(CLOCKS), 0);
+                clock.set(mux(rest | last, lit(clock.width(), 0), clock + 1));
+                last.set(!rest & clock.eq(CLOCKS - 2));
+            }
+        }
         io.idle.set(rest & !verdict_valid & !response_valid);
 
         // what the opcode says, from the table
         let op = h.opcode;
-        let is = |k: Kind| decode(op, |r| r.kind == k);
+        let says = |what: &str, which: &dyn Fn(&OpcodeRow) -> bool| {
+            later(c, &format!("opcode_{}", what.to_lowercase()), decode(op, which))
+        };
+        let is = |k: Kind| says(&format!("{k:?}"), &|r| r.kind == k);
         let (send, write) = (is(Kind::Send), is(Kind::Write));
         let (read, atomic) = (is(Kind::Read).named("is_read"), is(Kind::Atomic));
         let responds = is(Kind::Response).named("is_response");
-        let invalidate = decode(op, |r| r.headers.ieth);
-        let opens = decode(op, |r| r.kind != Kind::Response && r.position.opens()).named("opens");
-        let closes = decode(op, |r| r.kind != Kind::Response && r.position.closes()).named("closes");
-        let immediate = decode(op, |r| r.headers.immdt).named("immediate");
+        let invalidate = says("invalidates", &|r| r.headers.ieth);
+        let opens = says("opens", &|r| r.kind != Kind::Response && r.position.opens()).named("opens");
+        let closes = says("closes", &|r| r.kind != Kind::Response && r.position.closes()).named("closes");
+        let immediate = says("immediate", &|r| r.headers.immdt).named("immediate");
         let takes_wqe =
-            decode(op, |r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
+            says("takes_wqe", &|r| matches!(r.receive_wqe, ReceiveWqe::Fetch | ReceiveWqe::FetchComplete))
                 .named("takes_wqe");
         let keeps = (read | atomic).named("takes_a_place");
         let request = (send | write | read | atomic).named("is_request");
         let qp = h.dest_qpn.bits(0, c.qp_bits());
 
         // clock 1: the QP
-        let rights = QpRightsBits::unpack(io.rights_word);
-        let addresses = QpAddressesBits::unpack(io.addresses_word);
-        let word = Expect::from_bits(&(), io.expect_word);
+        let rights = QpRightsBits::unpack(later(c, "rights_read", io.rights_word));
+        let addresses = QpAddressesBits::unpack(later(c, "addresses_read", io.addresses_word));
+        let word = later_all(c, &(), "expect_read", &Expect::from_bits(&(), io.expect_word));
         let in_state = |which: &dyn Fn(QpState) -> bool| {
             any_of(
                 &QpState::ALL
@@ -303,6 +328,7 @@ impl Module for Check {
         let receives = in_state(&|s| s.receives());
         let awaits = in_state(&|s| s.receives() && s != QpState::Rtr);
         let known_opcode = any_of(&Opcode::ALL.iter().map(|o| op.eq(o.code())).collect::<Vec<_>>());
+        let known_opcode = later(c, "opcode_known", known_opcode);
         let beyond =
             if c.qp_bits() < 24 { h.dest_qpn.bits(c.qp_bits(), 24 - c.qp_bits()).any() } else { low() };
         let halted = word.halt
@@ -311,8 +337,11 @@ impl Module for Check {
         let same_pkey = h.pkey.bits(0, 15).eq(rights.pkey.bits(0, 15))
             & h.pkey.bits(0, 15).any()
             & (h.pkey.bit(15) | rights.pkey.bit(15));
-        let same_addresses =
-            h.dest_gid.eq(addresses.src_gid) & h.source_gid.eq(addresses.dest_gid) & h.vlan.eq(rights.vlan);
+        let same_addresses = later(
+            c,
+            "same_addresses",
+            h.dest_gid.eq(addresses.src_gid) & h.source_gid.eq(addresses.dest_gid) & h.vlan.eq(rights.vlan),
+        );
         let (refused_now, reason_now) = first_of(&[
             (!known_opcode, code(Reject::UnknownOpcode)),
             (beyond | !rights.valid, code(Reject::UnknownQp)),
@@ -343,30 +372,34 @@ impl Module for Check {
         let deep_now =
             keeps & (unanswered.ge(rights.max_dest_rd_atomic.extend(8)) | unanswered.extend(16).ge(ring));
         let short_now = takes_wqe & word.rq_next.eq(io.post_rq_word);
-        let mtu = lit(14, 128) << rights.path_mtu;
-        let rule = |p: Payload| decode(op, |r| r.payload == p);
+        let mtu = later(c, "mtu", lit(14, 128) << rights.path_mtu);
+        let rule = |p: Payload| says(&format!("payload_{p:?}"), &|r| r.payload == p);
         let shape = (rule(Payload::Full) & h.length.eq(mtu))
             | (rule(Payload::Some) & h.length.any() & h.length.le(mtu))
             | (rule(Payload::Any) & h.length.le(mtu))
             | (rule(Payload::None) & h.length.none());
-        let misshapen_now = !shape | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
+        let misshapen_now =
+            !later(c, "shape", shape) | h.pad.ne((lit(2, 0) - h.length.bits(0, 2)).bits(0, 2));
         let length = h.length.extend(32);
-        let further = word.offset + length;
+        let further = later(c, "further", word.offset + length);
         let (before, after) = (mux(opens, lit(32, 0), word.offset), mux(opens, length, further));
         let total = mux(opens, h.dma_length, word.remaining);
         // messages end at 2^31 bytes; a first or middle packet must leave something for the last. All that the opcode chooses
         // from is compared beside its decoding
-        let over = |bytes: Sig| bytes.bit(31) & bytes.bits(0, 31).any();
-        let wrong = |total: Sig| over(total) | mux(closes, total.ne(length), total.le(length));
+        let over = |name: &str, bytes: Sig| {
+            later(c, &format!("{name}_over"), bytes.bit(31) & bytes.bits(0, 31).any())
+        };
+        let (asked_over, rest_over) = (over("asked", h.dma_length), over("rest", word.remaining));
+        let wrong = |name: &str, over: Sig, total: Sig| {
+            over | later(c, &format!("{name}_wrong"), mux(closes, total.ne(length), total.le(length)))
+        };
         let bad_total_now = mux(
             write,
-            mux(opens, wrong(h.dma_length), wrong(word.remaining)),
-            mux(read, over(h.dma_length), !opens & over(further)),
+            mux(opens, wrong("asked", asked_over, h.dma_length), wrong("rest", rest_over, word.remaining)),
+            mux(read, asked_over, !opens & over("further", further)),
         );
         let key_now = mux(opens, h.rkey, word.rkey);
-        io.mr_address.set(key_now.bits(8, c.mr_bits()));
-
-        let at1 = phase.eq(1);
+        let at1 = in_last(phase.eq(1));
         let hold = |name: &str, value: Sig| {
             let r = reg(name, value.width());
             when(at1, || r.set(value));
@@ -384,6 +417,7 @@ impl Module for Check {
         let bad_total = hold("bad_total", bad_total_now);
         let (offset, offset_after) = (hold("offset", before), hold("offset_after", after));
         let key = hold("key", key_now);
+        io.mr_address.set(if c.unhurried { key } else { key_now }.bits(8, c.mr_bits()));
         let va = hold("va", mux(opens, h.va, word.va));
         let asked = hold("asked", mux(atomic, lit(32, 8), total));
         let unaligned = hold("unaligned", atomic & h.va.bits(0, 3).any());
@@ -412,16 +446,22 @@ impl Module for Check {
         let takes_wqe = hold("wants_wqe", takes_wqe);
 
         // clock 2: the key
-        let entry = MrEntryBits::unpack(io.mr_word);
+        let entry = MrEntryBits::unpack(later(c, "entry_read", io.mr_word));
         let right = |r: u8| lit(8, u64::from(r));
         let wanted = mux(
             atomic,
             right(access::REMOTE_ATOMIC),
             mux(read, right(access::REMOTE_READ), right(access::REMOTE_WRITE)),
         );
-        let judged = mr::judge(&entry, key, va, asked, pd, wanted);
+        let reach = mr::reach(&entry, va, asked);
+        let reach = Reach {
+            offset: later(c, "offset_in_region", reach.offset),
+            end: later(c, "access_end", reach.end),
+            region_end: later(c, "region_end", reach.region_end),
+        };
+        let judged = mr::judge_reach(&entry, key, va, asked, reach, pd, wanted);
         let outside = key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any() & asked.any();
-        let at2 = phase.eq(2);
+        let at2 = in_last(phase.eq(2));
         let (key_ok, key_reason) = (reg("key_ok", 1), reg("key_reason", 6));
         let (iova, relaxed) = (reg("iova", 64), reg("relaxed", 1));
         when(at2, || {
@@ -433,36 +473,39 @@ impl Module for Check {
         });
         // packets of a READ less one
         let span = reg("span", PSN);
-        let longest = ((asked - 1) >> shift).bits(0, PSN);
+        let longest = (later(c, "asked_less_one", asked - 1) >> shift).bits(0, PSN);
         when(at2, || span.set(mux(asked.any() & read, longest, lit(PSN, 0))));
 
         // a duplicate READ: one kept READ per clock
-        let kept = OwedRead::from_bits(&(), io.owed_word);
-        let offset_in = ((h.psn - kept.first_psn).extend(32) << shift).named("offset_in_read");
-        let hit = !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn);
-        let same = h.rkey.eq(kept.rkey)
-            & sum_is(kept.va, offset_in.extend(64), h.va)
-            & sum_is(h.dma_length, offset_in, kept.length);
+        let read_now = OwedRead::from_bits(&(), io.owed_word);
+        let kept = later_all(c, &(), "kept_read", &read_now);
+        let looks = in_last(searching);
+        let packets_in = later(c, "packets_in_read", h.psn - read_now.first_psn);
+        let offset_in = later(c, "offset_of_packets", packets_in.extend(32) << shift).named("offset_in_read");
+        let hit = later(c, "hit", !psn_before(h.psn, kept.first_psn) & !psn_before(kept.last_psn, h.psn));
+        let same = later(c, "same_key", h.rkey.eq(kept.rkey))
+            & later(c, "same_va", sum_is(kept.va, offset_in.extend(64), h.va))
+            & later(c, "same_end", sum_is(h.dma_length, offset_in, kept.length));
         let same = mux(atomic, kept.is_atomic, same & !kept.is_atomic);
         // taken behind the duplicate: what was kept for a lap of the PSNs is not
-        let passes = (kept.first_psn - h.psn).lt(e.epsn - h.psn).named("read_behind");
+        let passes = later(c, "passes", (kept.first_psn - h.psn).lt(e.epsn - h.psn)).named("read_behind");
         search.set(at2 & duplicate & request & !refused & left.any());
         searched.set(mux(keeps, hit, !passes) | left.eq(1));
         let end = reg("acknowledged_end", PSN);
         when(at2, || end.set(e.epsn));
-        when(searching & !keeps & passes, || end.set(kept.first_psn));
-        let again_at = mux(searching, probe - 1, probe);
+        when(looks & !keeps & passes, || end.set(kept.first_psn));
+        let again_at = if c.unhurried { probe } else { mux(searching, probe - 1, probe) };
         io.owed_address.set(owed_address(c, ring_base, ring_log, again_at));
         let found = reg("found", 1);
         when(at2, || found.set(0));
-        when(searching, || {
+        when(looks, || {
             found.set(hit & same);
             left.set(left - 1);
             when(!hit, || probe.set(probe - 1));
         });
 
         // clock 3: the verdict
-        let at3 = phase.eq(3).named("decide");
+        let at3 = in_last(phase.eq(3)).named("decide");
         // all of it but the key and the search is known since clock 1, and put together in the clock before
         let known = |name: &str, what: Sig| delay(name, what);
         let asks = !refused & request;
@@ -476,8 +519,8 @@ impl Module for Check {
             (unaligned, code(Reject::AtomicAlignment)),
         ]);
         let (early, early_fault) = (known("early", early), known("early_fault", early_fault));
-        let faulty = early | (known("needs_key", write | keeps) & !key_ok);
-        let fault = mux(early, early_fault, key_reason);
+        let faulty = later(c, "faulty", early | (known("needs_key", write | keeps) & !key_ok));
+        let fault = later(c, "fault", mux(early, early_fault, key_reason));
         let rnr = known("rnr", !sequence & !denied & not_ready);
         let access_fault = !early;
         let raw_under_way = reg_init("raw_under_way", index_width(self.raw_share() + 1), 0);

@@ -8,7 +8,7 @@
 //!                      +--> read_address, read_word (the PCIe write engine)
 //! ```
 //! In: frames from the mac, a beat per clock; they are never held up (`frame_ready` is constantly high). Out: `headers` of
-//! good packets, in order, eight clocks after the frame's last beat; one `reject` per frame that is not. A good frame
+//! good packets, in order, eight clocks (twelve if unhurried) after the frame's last beat; one `reject` per frame that is not. A good frame
 //! that meets a full ring or no free slot is dropped whole and counted as BufferFull. Slots come back in any order, by
 //! two releasers at once; their room is reclaimed in order, one slot per clock. The whole frame is stored: of a raw one it
 //! is the payload. Half of ring and slots is RoCE's alone: a raw frame that finds the other half taken is BufferFull, too. The payload of a packet lies whole and in place from `headers` until its release; it
@@ -19,6 +19,7 @@
 use crate::config::Config;
 use crate::flow::{Count, FrameBeat, Headers, Mark};
 use crate::prim::block_fifo::BlockFifo;
+use crate::prim::later::{later, later_init};
 use crate::rx::parse::Parse;
 use crate::rx::verify::Verify;
 use contract::{Reject, TraceEvent};
@@ -119,7 +120,7 @@ impl Module for PacketBuffer {
         let (bits, slot_bits) = (index_width(words), c.packet_slot_bits());
         // verify answers four clocks after the frame's last beat, and the next frame would be stored meanwhile: beats wait
         // so that its first is stored in the very clock of the answer
-        let wait = 3;
+        let wait = if c.unhurried { 5 } else { 3 };
 
         let parse = instance("parse", &Parse(c.clone()));
         parse.valid.set(io.frame.valid);
@@ -147,16 +148,20 @@ impl Module for PacketBuffer {
         let at = mux(rejects, start, tail).named("store_at");
         // `words` ahead is the same but for the top bit; either place is looked at before it is known which holds
         let ahead = |at: Sig| (at ^ head).eq(u64::from(words));
-        let full = mux(rejects, ahead(start), ahead(tail)).named("full");
+        let full = if c.unhurried {
+            // as of the clock before, with room for the word of that clock
+            delay_init("nearly_full", (tail - head).ge(u64::from(words - 1)))
+        } else {
+            mux(rejects, ahead(start), ahead(tail))
+        }
+        .named("full");
         let refused = reg_init("refused", 1, 0);
         let refuse = store & (full | refused);
         memory.write(store & !refuse, at.bits(0, bits), data);
         tail.set(mux(store & !refuse, mux(rejects, start + 1, tail + 1), at));
         when(refuse, || refused.set(1));
         when(store & last, || refused.set(0));
-        let overflow = (wait..4)
-            .fold(refuse | refused, |s, i| delay_init(&format!("overflow_{i}"), s))
-            .named("overflow");
+        let overflow = delay_init("overflow_3", refuse | refused).named("overflow");
         io.read_word.set(memory.read("read", high(), io.read_address));
 
         // slots
@@ -167,8 +172,10 @@ impl Module for PacketBuffer {
         let one = |slot: Sig, when: Sig| mux(when, lit(c.packet_slots, 1) << slot, lit(c.packet_slots, 0));
         let oldest_slot = oldest.bits(0, slot_bits);
         let reclaim = (newest.ne(oldest) & released.bit_at(oldest_slot)).named("reclaim");
-        let gives = one(io.release_check.slot, io.release_check.valid)
-            | one(io.release_place.slot, io.release_place.valid);
+        let given = |name: &str, r: &Release| {
+            one(later(c, &format!("{name}_slot"), r.slot), later_init(c, &format!("{name}_gives"), r.valid))
+        };
+        let gives = given("check", &io.release_check) | given("place", &io.release_place);
         hdl::assert_always("a_slot_is_released_once", (released & gives).none());
         released.set((released | gives) & !one(oldest_slot, reclaim));
         let end = ends.read_now("oldest_end", oldest_slot);

@@ -1,6 +1,6 @@
 //! parse: where the headers of a frame are, and whether its ICRC fits.
 //!
-//! In: beats of frames from the mac, one per clock at most, never held up. Out: four clocks after a frame's last beat
+//! In: beats of frames from the mac, one per clock at most, never held up. Out: four clocks after a frame's last beat (two more if unhurried)
 //! `parsed`, valid for the one clock of `done`; and every beat again with its number, three clocks late, to be stored.
 //! Nothing is judged here: [`super::verify`] does that. An 802.1Q tag moves the headers by 4 bytes, IPv6 by 20: what is
 //! behind them is a choice among four shifted views of `header`.
@@ -13,6 +13,7 @@
 use crate::config::Config;
 use crate::flow::{FrameBeat, Outer};
 use crate::prim::crc::residues;
+use crate::prim::later::{later, later_all, later_init};
 use crate::tx::packetise::{BASE, MOST, OUTER, at_least, icrc_covers, icrc_opens, icrc_start, icrc_view};
 use contract::wire::{ETHERTYPE_IPV6, ETHERTYPE_VLAN};
 use hdl::{
@@ -120,8 +121,9 @@ impl Module for Parse {
         let one = stage("one", first);
 
         // 2: how far the ICRC reaches: the total length is kept when its beat arrives here
-        let valid_2 = delay_init("valid_2", valid_1);
-        let two = stage("two", one);
+        let valid_2 = delay_init("valid_2", later_init(c, "valid_1_later", valid_1));
+        let also = |name: &str, from: [Sig; 5]| if c.unhurried { stage(name, from) } else { from };
+        let two = stage("two", also("one_later", one));
         let half_at = |at: u32| cat(&[one[1].byte(at % bytes), one[1].byte(at % bytes + 1)]);
         let here = |at: u32| one[0].eq(u64::from(at / bytes));
         let kept = Outer::regs(&(), "kept");
@@ -140,14 +142,19 @@ impl Module for Parse {
             mux(ipv6, mux(tagged, half_at(22), half_at(18)), mux(tagged, half_at(20), half_at(16)));
         let before = cat(&[ipv6, low(), ipv6, tagged, low(), low()]);
         let end_kept = reg("icrc_end", 17);
-        when(valid_1 & here(16), || end_kept.set(ip_length.extend(17) + before.extend(17) + 13));
+        let (ip_length, before) = (later(c, "ip_length", ip_length), later(c, "before_ip", before));
+        when(later(c, "has_length", valid_1 & here(16)), || {
+            end_kept.set(ip_length.extend(17) + before.extend(17) + 13);
+        });
+        let kept = later_all(c, &(), "kept_later", &kept);
         let early = !at_least(two[0], length_beat);
         let end_beat = end_kept.bits(lanes, beat);
         // a datagram of 65522 bytes and more never ends here; it is oversize
         let closing = !early & two[0].eq(end_beat) & !end_kept.msb();
         let behind = !early & two[0].gt(end_beat) & !end_kept.msb();
-        let end_lane = end_kept.bits(0, lanes);
-        let view = icrc_view(&kept, two[0], two[1], bytes);
+        let end_lane = later(c, "end_lane", end_kept.bits(0, lanes));
+        let view = later(c, "icrc_view", icrc_view(&kept, two[0], two[1], bytes));
+        let (closing, behind) = (later(c, "closing", closing), later(c, "behind", behind));
         let inside: Vec<Sig> = (0..bytes)
             .rev()
             .map(|i| {
@@ -157,12 +164,14 @@ impl Module for Parse {
             .collect();
 
         // 3: the register; the header; the beat goes to the packet buffer
-        let valid_3 = delay_init("valid_3", valid_2);
-        let three = stage("three", two);
+        let valid_3 = delay_init("valid_3", later_init(c, "valid_2_later", valid_2));
+        let three = stage("three", also("two_later", two));
         let covered = delay("covered", cat(&inside));
-        let starts = delay("icrc_starts", icrc_opens(&kept, two[0], bytes));
+        let covers = later(c, "covers", icrc_covers(&kept, two[0], bytes));
+        let starts = delay("icrc_starts", later(c, "opens", icrc_opens(&kept, two[0], bytes)));
+        let kept = later_all(c, &(), "kept_last", &kept);
         let start = delay("icrc_start", icrc_start(&kept, bytes));
-        let counts = delay("icrc_counts", icrc_covers(&kept, two[0], bytes) & !behind);
+        let counts = delay("icrc_counts", covers & !behind);
         let closes = delay("icrc_closes", closing);
         let closes_at = delay("icrc_closes_at", end_lane.extend(lanes + 1) + 1);
         let register = reg("icrc_register", 32);

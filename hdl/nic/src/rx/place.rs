@@ -68,6 +68,7 @@ use crate::flow::{
 use crate::mr;
 use crate::prim::fifo::{Fifo, buffer};
 use crate::prim::flags::Flags;
+use crate::prim::later::{later, later_all};
 use crate::prim::pick::lowest;
 use crate::qp::{INDEX, Initialise, PSN, Placed, RING, StateShape, StateWrite, Tx, owed_address, psn_before};
 use crate::rx::receive_wqes::{ReceiveWqes, WqeName};
@@ -76,8 +77,8 @@ use contract::ring::SgeBits;
 use contract::verbs::access;
 use contract::{AsyncEvent, EventKind, QpState, Reject, StageCounter, TraceEvent, WcOpcode, WcStatus};
 use hdl::{
-    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, index_width, lit, low, mux, reg,
-    reg_init, select, when,
+    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, delay_init, index_width, lit, low, mux,
+    reg, reg_init, select, when,
 };
 
 /// Bits of a round of atomics.
@@ -357,8 +358,11 @@ impl Module for Place {
         io.verdict.ready.set(fifo.input.ready);
         // at rest what enters the empty FIFO is looked at in the same clock; `words` finds it at the head
         let waited = Verdict::from_bits(c, fifo.output.data);
-        let arrived = waited.or_else(c, fifo.output.valid, &io.verdict.data);
-        let arrives = fifo.output.valid | io.verdict.valid;
+        let (arrived, arrives) = if c.unhurried {
+            (waited, fifo.output.valid)
+        } else {
+            (waited.or_else(c, fifo.output.valid, &io.verdict.data), fifo.output.valid | io.verdict.valid)
+        };
         let data = buffer("data_fifo", c, VERDICTS, &io.data);
         let locals = buffer("locals", c, c.qps, &io.local);
         let parked = Memory::new("parked", misses, width).style("distributed");
@@ -385,16 +389,17 @@ impl Module for Place {
         let data_fence = data.valid & data.data.fence;
         let fence_held = (fence_waits & (used.any() | !data_fence)).named("fence_held");
         let consumed = Stream::<WqeName>::wires(c, "consumed");
-        // nothing is parked but what waits for a receive WQE of the host
+        // nothing is parked but what waits for a receive WQE of the host, nothing scattered but by its SGEs, no key ended but
+        // by it, and nothing of it reported
         let of_host = |is: Sig| if c.host { is } else { low() };
         let from_miss = of_host(runnable.any());
         let from_verdicts = arrives & !fence_held;
         let (data_first, local_first) = (reg_init("data_first", 1, 0), reg_init("local_first", 1, 0));
         let has_data = data.valid & !data.data.fence;
-        let from_local =
-            (!from_miss & locals.valid & (!(from_verdicts | has_data) | local_first)).named("from_local");
+        let from_local = of_host(!from_miss & locals.valid & (!(from_verdicts | has_data) | local_first))
+            .named("from_local");
         let from_data =
-            (!from_miss & !from_local & has_data & (!from_verdicts | data_first)).named("from_data");
+            of_host(!from_miss & !from_local & has_data & (!from_verdicts | data_first)).named("from_data");
         // atomics pushed and not yet executed, and whose: who had one since there were none. That is a round; one of long ago
         // may be taken for this one, which costs its QP a wait
         let atomics = reg_init("atomics", 8, 0);
@@ -438,11 +443,12 @@ impl Module for Place {
             let had_one = rounds.read_now(name, v.qp).eq(round);
             ends | ((is(v, Action::Write) | is(v, Action::Send)) & had_one)
         };
-        let arrived_overtakes = mux(
-            fifo.output.valid,
-            overtakes_as(&waited, "round_of_waited"),
-            overtakes_as(&io.verdict.data, "round_of_verdict"),
-        );
+        let waited_overtakes = overtakes_as(&waited, "round_of_waited");
+        let arrived_overtakes = if c.unhurried {
+            waited_overtakes
+        } else {
+            mux(fifo.output.valid, waited_overtakes, overtakes_as(&io.verdict.data, "round_of_verdict"))
+        };
         let fresh_overtakes = from_local | (!from_data & arrived_overtakes);
         let any_overtakes = mux(from_miss, overtakes_as(&again, "round_of_again"), fresh_overtakes);
         overtakes.set(some & any_overtakes & atomics.any());
@@ -466,7 +472,7 @@ impl Module for Place {
         io.packet_address.set(chosen.qp);
         let wqes = hdl::instance("wqes", &ReceiveWqes { config: c.clone() });
         // the first group for the packet that begins, further ones for the one under way
-        let (group, counting) = (reg("group", GROUP), at(Phase::Count).named("counting"));
+        let (group, counting) = (reg("group", GROUP), of_host(at(Phase::Count)).named("counting"));
         let asked = mux(resting, lit(GROUP, 0), mux(counting, group + 1, group)).named("group_asked");
         wqes.query.qp.set(mux(resting, chosen.qp, v.qp));
         wqes.query.index.set(mux(resting, chosen.wqe_index, v.wqe_index));
@@ -474,7 +480,16 @@ impl Module for Place {
         io.list_address.set(cat(&[mux(resting, data.data.entry, list_entry), asked]));
 
         // words: go, park or discard
-        let words = at(Phase::Words).named("words");
+        // unhurried, it is the second clock of them that counts: by then the key of a WRITE or atomic has been looked at
+        let words = at(Phase::Words);
+        let words = if c.unhurried {
+            let second = reg_init("second_clock", 1, 0);
+            second.set(words & !second);
+            words & second
+        } else {
+            words
+        }
+        .named("words");
         let rights = QpRightsBits::unpack(io.rights_word);
         let receives = QpState::ALL.iter().filter(|s| s.receives());
         let receives =
@@ -482,9 +497,10 @@ impl Module for Place {
         // QPs that met a fatal NAK here; `placed` learns it only when the writes before are done
         let dead = Flags::new("dead", c.qps, 1);
         let is_dead = dead.at(v.qp);
-        let (fence, write) = (is(&v, Action::Fence), is(&v, Action::Write));
+        let is_now = |a: Action| later(c, &format!("is_{a:?}").to_lowercase(), is(&v, a));
+        let (fence, write) = (is_now(Action::Fence), is_now(Action::Write));
         let (send, local) = (of_host(is(&v, Action::Send)), of_host(is(&v, Action::Local)));
-        let is_atomic = is(&v, Action::Atomic);
+        let is_atomic = is_now(Action::Atomic);
         let ends_key = (local | (send & v.with_inv)).named("ends_key");
         let reads = of_host(is(&v, Action::Data) | is(&v, Action::Value));
         // of this side's send queue
@@ -493,7 +509,7 @@ impl Module for Place {
         let holds = (scatters | write).named("holds_slot");
         let discard = (!fence & (is_dead | !receives | unwanted)).named("discard");
         let same = bits(&|i| used.bit(i as u32) & whose[i].eq(v.qp)).named("same_qp");
-        let behind = !missed & same.any() & !fence & !own;
+        let behind = of_host(!missed & same.any() & !fence & !own);
         let loads = send & v.length.any();
         let missing = loads & !wqes.present & !wqes.failed;
         let full = used.all();
@@ -564,7 +580,7 @@ impl Module for Place {
         // judge: the key that ends, or that of an atomic. Its word is read again in every clock in which no SGE's is
         let entry_word = MrEntryBits::unpack(io.mr_word);
         let beyond = |key: Sig| key.bits(8 + c.mr_bits(), 24 - c.mr_bits()).any();
-        let held = mr::holds(&entry_word, v.key);
+        let held = later(c, "key_holds", mr::holds(&entry_word, v.key));
         let gone_reason = mux(entry_word.valid, reason(Reject::RkeyTag), reason(Reject::RkeyUnknown));
         let (may_end, end_refusal) = mr::judge_end(&entry_word, v.key, pd);
         let may_end = may_end & !beyond(v.key);
@@ -591,7 +607,7 @@ impl Module for Place {
         });
 
         // key: the SGE under the offset
-        let keying = at(Phase::Key).named("keying");
+        let keying = of_host(at(Phase::Key)).named("keying");
         let sge = SgeBits::unpack(list.bits(0, 128));
         let next_sge = || {
             list.set(cat(&[lit(128, 0), list.bits(128, list.width() - 128)]));
@@ -643,7 +659,7 @@ impl Module for Place {
         });
 
         // load: the next group
-        when(at(Phase::Load), || {
+        when(of_host(at(Phase::Load)), || {
             list.set(landing);
             count.set(GROUP_SGES);
             group.set(group + 1);
@@ -698,8 +714,9 @@ impl Module for Place {
         // push: a packet without (further) payload
         let pushing = at(Phase::Push).named("pushing");
         let refused = fault & !own & !v.raw;
-        let naks = is(&v, Action::Nak) | refused;
-        let fatal = (is(&v, Action::Nak) & v.fatal) | refused;
+        let nak = is_now(Action::Nak);
+        let naks = nak | refused;
+        let fatal = (nak & v.fatal) | refused;
         let over_emitted = whole & !ends_key;
         finish.valid.set(pushing | (write_piece & payload.ready));
         finish.data.assign(&Finish {
@@ -718,13 +735,13 @@ impl Module for Place {
                             naks,
                             kind(Kind::Nak),
                             mux(
-                                is(&v, Action::Reack),
+                                is_now(Action::Reack),
                                 kind(Kind::Reack),
                                 mux(
-                                    is(&v, Action::Respond),
+                                    is_now(Action::Respond),
                                     kind(Kind::Respond),
                                     mux(
-                                        is(&v, Action::Rewind),
+                                        is_now(Action::Rewind),
                                         kind(Kind::Rewind),
                                         mux(is_atomic, kind(Kind::Atomic), kind(Kind::Accept)),
                                     ),
@@ -765,7 +782,7 @@ impl Module for Place {
         when(new_atomic, || round.set(this_round));
         rounds.write(new_atomic, v.qp, this_round);
         let over_now = (pushed | (emitted & over_emitted)).named("packet_over");
-        consumed.valid.set(over_now & !lost & !naks & v.uses_wqe & v.last & holds);
+        consumed.valid.set(of_host(over_now & !lost & !naks & v.uses_wqe & v.last & holds));
         consumed.data.assign(&WqeName { qp: v.qp, index: v.wqe_index });
         wqes.consumed.take(&consumed);
 
@@ -803,7 +820,8 @@ impl Module for Place {
 
         // finish: in the order of the writes
         let finish_word = buffer("finish_fifo", c, FINISHES, &finish);
-        let f = &finish_word.data;
+        // unhurried, the packet that finishes, its words and what follows from them go through a register each
+        let f = &later_all(c, c, "finishing", &finish_word.data);
         let told = reg_init("told", 8, 0);
         let step = reg_init("finish_step", 1, 0);
         let wake_valid = reg_init("wake_valid_q", 1, 0);
@@ -815,9 +833,21 @@ impl Module for Place {
         let pop = hdl::wire("pop", 1);
         // its address went out in the clock before: the words are there
         let seen = reg_init("head_seen", 1, 0);
-        seen.set(finish_word.valid & !pop);
-        let here = finish_word.valid & (!f.piece | told.any() | io.written);
-        let is_kind = |k: Kind| f.kind.eq(k.code());
+        let steps = if c.unhurried { ["head_in_register", "head_asked_for"].as_slice() } else { &[] };
+        // a new start changes words
+        let again = if c.unhurried { pop | io.initialise.moves() } else { pop };
+        let stood = steps.iter().fold(finish_word.valid, |stood, name| delay_init(name, stood & !again));
+        seen.set(stood & !again);
+        let here = if c.unhurried {
+            seen & (!f.piece | delay_init("some_told", told.any()))
+        } else {
+            finish_word.valid & (!f.piece | told.any() | io.written)
+        };
+        let decoded = c.unhurried.then(|| {
+            let each = Kind::VARIANTS.iter().rev().map(|(k, ..)| finish_word.data.kind.eq(k.code()));
+            hdl::delay("finishes_as", cat(&each.collect::<Vec<_>>()))
+        });
+        let is_kind = |k: Kind| decoded.map_or_else(|| f.kind.eq(k.code()), |d| d.bit(k.code() as u32));
         let middle = f_rest & here & !f.ends;
         let placement = Stream::<Fault>::wires(c, "placement_in");
         let placements = buffer("placements", c, 4, &placement);
@@ -831,7 +861,7 @@ impl Module for Place {
         let f_fence = f_rest & here & f.ends & is_kind(Kind::Fence) & settled;
         let f_discard = f_rest & here & f.ends & is_kind(Kind::Discard);
         let f_read = (f_rest & here & f.ends & is_kind(Kind::Read) & placement.ready).named("read_finishes");
-        placement.valid.set(f_read & (f.last | f.status.any()));
+        placement.valid.set(of_host(f_read & (f.last | f.status.any())));
         placement.data.assign(&Fault {
             qp: f.qp,
             wqe_index: f.wqe_index,
@@ -859,18 +889,23 @@ impl Module for Place {
         let accept = is_kind(Kind::Accept);
         let is_atomic = is_kind(Kind::Atomic);
         let (responds, rewinds) = (is_kind(Kind::Respond) | is_atomic, is_kind(Kind::Rewind));
-        let unpaid = old.tail_seq.ne(tx.paid);
+        let unpaid_now = old.tail_seq.ne(tx.paid);
+        let unpaid = later(c, "unpaid", unpaid_now);
         let unpaid_nak = unpaid & old.tail_syndrome.bits(5, 2).any();
         // as far as all is placed, and not behind what is owed already
-        let placed_psn = mux(psn_before(f.psn, old.psn), f.psn, old.psn);
+        let placed_psn = later(c, "psn_placed", mux(psn_before(f.psn, old.psn), f.psn, old.psn));
         let again_psn = mux(unpaid & psn_before(placed_psn, old.tail_psn), old.tail_psn, placed_psn);
         let msn = old.msn + ((accept & f.last) | responds).extend(PSN);
         // all that the QP was owed has gone to packetise, but for READ responses that may be in gather (`res_marked`)
-        let answered = !unpaid
-            & old.res_head.eq(tx.res_cursor)
-            & old.rewind_seq.eq(tx.res_rewind)
-            & !tx.res_marked
-            & !io.answers_wait;
+        let answered = later(
+            c,
+            "answered",
+            !unpaid_now
+                & old.res_head.eq(tx.res_cursor)
+                & old.rewind_seq.eq(tx.res_rewind)
+                & !tx.res_marked
+                & !io.answers_wait,
+        );
         let nak = is_kind(Kind::Nak);
         let syndrome = mux(nak, f.syndrome, lit(8, ACK));
         let own = (accept & f.ack_req) | nak;
@@ -915,7 +950,7 @@ impl Module for Place {
         exchange.valid.set(done & is_atomic);
         exchanging.set(exchanging + (done & is_atomic).extend(8) - io.exchanged.extend(8));
         exchange.data.assign(&Exchange { qp: f.qp, entry });
-        completion.valid.set(done & f.reports);
+        completion.valid.set(of_host(done & f.reports));
         completion.data.assign(&Completion {
             cq: cqn,
             qp: f.qp,
@@ -933,7 +968,7 @@ impl Module for Place {
             cause: f.cause,
             solicited: f.solicited,
         });
-        event.valid.set(done & (f.fatal | f.establishes));
+        event.valid.set(of_host(done & (f.fatal | f.establishes)));
         event.data.assign(&Event {
             eq: lit(c.eq_bits(), 0),
             kind: lit(8, u64::from(EventKind::Async.code())),
@@ -980,7 +1015,7 @@ impl Module for Place {
         // the own word, and a new start
         let i = &io.initialise.data;
         let clears = i.receive | i.reset;
-        let may_clear = !local_of.at(i.qp);
+        let may_clear = !of_host(local_of.at(i.qp));
         let begin_anew =
             (f_rest & io.initialise.valid & clears & may_clear & wqes.forget.ready).named("begin_anew");
         io.initialise.ready.set(f_rest & (!clears | (may_clear & wqes.forget.ready)));

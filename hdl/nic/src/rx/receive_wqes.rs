@@ -32,8 +32,8 @@ use crate::qp::{INDEX, State};
 use contract::QpState;
 use contract::context::{QpQueuesBits, QpRightsBits};
 use hdl::{
-    Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, high, index_width, lit, mux, reg,
-    reg_init, select, when,
+    Bits, Bundle, HwEnum, Memory, Module, Ports, Sig, Stream, any_of, cat, constant, high, index_width, lit,
+    low, mux, reg, reg_init, select, when,
 };
 
 /// Bytes of a receive WQE that are read ahead: 4 SGEs.
@@ -205,6 +205,19 @@ impl ReceiveWqes {
     }
 }
 
+/// Nothing is posted without a host, and nothing has to be forgotten.
+fn nothing(io: &ReceiveWqesIo) {
+    for taken in [&io.doorbell.ready, &io.forget.ready, &io.consumed.ready, &io.drained, &io.idle] {
+        taken.set(high());
+    }
+    io.read.valid.set(low());
+    io.read.data.assign_zero();
+    let never = [io.present, io.failed, io.wqe, io.groups, io.further_present, io.further_failed];
+    for word in never.into_iter().chain([io.qp_address, io.changed_valid, io.changed_qp, io.fetches]) {
+        word.set(constant(Bits::zero(word.width())));
+    }
+}
+
 impl Module for ReceiveWqes {
     type Io = ReceiveWqesIo;
     fn name(&self) -> String {
@@ -215,6 +228,9 @@ impl Module for ReceiveWqes {
     }
     fn body(&self, io: &ReceiveWqesIo) {
         let c = &self.config;
+        if !c.host {
+            return nothing(io);
+        }
         let (slots, slot_bits) = (self.slots(), index_width(self.slots()));
         let slot_of = |index: Sig| index.bits(0, slot_bits);
 

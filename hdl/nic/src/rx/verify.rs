@@ -1,6 +1,6 @@
 //! verify: is a whole frame a good RoCEv2 packet for this port, or one for the raw QP?
 //!
-//! In: [`Parsed`], one frame per clock at most. Out, three clocks later: `done` with either `good` and its headers, or
+//! In: [`Parsed`], one frame per clock at most. Out, three clocks later (five if unhurried): `done` with either `good` and its headers, or
 //! the `reject` that names why not. The first of the rejects below that holds is the one counted:
 //!
 //! ```text
@@ -20,8 +20,9 @@
 
 use crate::config::Config;
 use crate::flow::Headers;
+use crate::prim::later::{later, later_all, later_init};
 use crate::rx::parse::Parsed;
-use crate::tx::packetise::{BASE, opcode_is, sum16};
+use crate::tx::packetise::{BASE, opcode_is, sum16, total16};
 use contract::opcode::Opcode;
 use contract::wire::{
     AethBits, AtomicEthBits, BthBits, ETHERNET_BYTES, ETHERTYPE_IPV4, EthernetHeaderBits, IP_PROTOCOL_UDP,
@@ -97,7 +98,8 @@ impl Module for Verify {
         "Judges a whole frame by Ethernet, IP, UDP, BTH and ICRC.".into()
     }
     fn body(&self, io: &VerifyIo) {
-        let p = io.parsed;
+        let c = &self.0;
+        let p = later_all(c, &(), "parsed_later", &io.parsed);
         let ethernet = EthernetHeaderBits::unpack(p.ethernet);
         let (tagged, ipv6) = (p.outer.tagged, p.outer.ipv6);
         let ip = Ipv4HeaderBits::unpack(p.ip.bits(160, 160));
@@ -111,7 +113,8 @@ impl Module for Verify {
         let inner = mux(ipv6, ip6.payload_length, ip.total_length - 20).named("behind_ip");
         let most = io.port_mtu.extend(17) + ethernet_bytes;
         let space = p.length - mux(tagged, lit(17, ethernet_bytes + 4), lit(17, ethernet_bytes));
-        let ask = |name: &str, fails: Sig| delay(&format!("fails_{name}"), fails);
+        let first = |name: &str, from: Sig| later(c, &format!("{name}_later"), delay(name, from));
+        let ask = |name: &str, fails: Sig| first(&format!("fails_{name}"), fails);
         let cut = ask("cut", p.cut);
         let runt = ask("runt", p.length.lt(shortest));
         let damaged = ask("fcs", p.damaged);
@@ -125,8 +128,8 @@ impl Module for Verify {
             group(0x33_33ff, 24),
             io.raw_receive.bit(register::RAW_PROMISCUOUS.ilog2()),
         ]);
-        let raw_wanted = delay("raw_wanted", for_us & io.raw_receive.bit(register::RAW_ENABLE.ilog2()));
-        let raw_long = delay("raw_long", p.length.gt(RAW_FRAME_MAX as u64 + fcs));
+        let raw_wanted = first("raw_wanted", for_us & io.raw_receive.bit(register::RAW_ENABLE.ilog2()));
+        let raw_long = first("raw_long", p.length.gt(RAW_FRAME_MAX as u64 + fcs));
         let ethertype = ask("ethertype", !ipv6 & ethernet.ethertype.ne(u64::from(ETHERTYPE_IPV4)));
         let fragment = ip.more_fragments | ip.fragment_offset.any();
         let shape_4 = ip.version.ne(4) | ip.ihl.ne(5) | fragment;
@@ -139,15 +142,18 @@ impl Module for Verify {
         let no_bth = ask("bth", mux(ipv6, inner.lt(LEAST), ip.total_length.lt(LEAST + 20)));
         let icrc = ask("icrc", !p.icrc_good);
         let words: Vec<Sig> = (10..20).map(|i| p.ip.bits(i * 16, 16)).collect();
-        let sums = [delay("sum_low", sum16(&words[..5])), delay("sum_high", sum16(&words[5..]))];
-        let bth = BthBits::unpack(delay("bth", p.bth));
-        let extension = delay("extension", p.extension);
-        let after_least = delay("after_least", inner - LEAST);
-        let source = delay("source", mux(ipv6, ip6.source, ipv4_gid(ip.source)));
-        let destination = delay("destination", mux(ipv6, ip6.destination, ipv4_gid(ip.destination)));
-        let vlan = delay("vlan", mux(tagged, p.vlan, lit(12, 0)));
-        let has_checksum = delay("has_checksum", !ipv6);
-        let length = delay("length_1", (p.length - fcs).bits(0, 16));
+        // folded where it is not added a clock later
+        let sum_of = if c.unhurried { total16 } else { sum16 };
+        let sums = [delay("sum_low", sum_of(&words[..5])), delay("sum_high", sum_of(&words[5..]))];
+        let bth_early = BthBits::unpack(delay("bth", p.bth));
+        let bth = BthBits::unpack(later(c, "bth_later", bth_early.pack()));
+        let extension = first("extension", p.extension);
+        let after_least = first("after_least", inner - LEAST);
+        let source = first("source", mux(ipv6, ip6.source, ipv4_gid(ip.source)));
+        let destination = first("destination", mux(ipv6, ip6.destination, ipv4_gid(ip.destination)));
+        let vlan = first("vlan", mux(tagged, p.vlan, lit(12, 0)));
+        let has_checksum = first("has_checksum", !ipv6);
+        let length = first("length_1", (p.length - fcs).bits(0, 16));
 
         // 2: a raw frame?
         let not_ours = (raw_wanted & (mac | ethertype | ip_shape | port)).named("not_ours");
@@ -164,10 +170,11 @@ impl Module for Verify {
         sizes.sort_unstable();
         sizes.dedup();
         let extension_bytes = sizes.into_iter().fold(lit(6, 0), |all, n| {
-            let here = opcode_is(bth.opcode, |r| r.headers.bytes() == n);
+            let here = opcode_is(bth_early.opcode, |r| r.headers.bytes() == n);
             all | mux(here, n as u64, lit(6, 0))
         });
-        let spent = extension_bytes.extend(16) + bth.pad_count.extend(16);
+        let spent = later(c, "spent", extension_bytes.extend(16) + bth_early.pad_count.extend(16));
+        let extension_bytes = later(c, "extension_bytes", extension_bytes);
         let fields = RethBits::unpack(extension.bits(96, 128));
         let acknowledge = AethBits::unpack(extension.bits(192, 32));
         let operands = AtomicEthBits::unpack(extension);
@@ -199,8 +206,9 @@ impl Module for Verify {
             length: mux(raw, length, after_least - spent).bits(0, 14),
             slot: lit(self.0.packet_slot_bits(), 0),
         };
-        let sum = sums[0].extend(18) + sums[1].extend(18);
-        let folded = sum.bits(0, 16).extend(17) + sum.bits(16, 2).extend(17);
+        let wide = sums[0].width() + 1;
+        let sum = later(c, "sum", sums[0].extend(wide) + sums[1].extend(wide));
+        let folded = sum.bits(0, 16).extend(17) + sum.bits(16, wide - 16).extend(17);
         let checksum = folded.bits(0, 16) + folded.bit(16).extend(16);
         let fails = [
             (cut, Reject::BufferFull),
@@ -234,7 +242,7 @@ impl Module for Verify {
         io.headers.assign(&out);
         let base = |n: u32| lit(7, u64::from(BASE + n));
         let base = mux(ipv6, mux(tagged, base(24), base(20)), mux(tagged, base(4), base(0)));
-        let base = delay("base", base);
+        let base = first("base", base);
         let payload_at = delay("payload_at_2", mux(raw, lit(7, 0), extension_bytes.extend(7) + base));
         io.payload_at.set(delay("payload_at_3", payload_at));
         io.good.set(delay("is_good", good));
@@ -242,7 +250,9 @@ impl Module for Verify {
         let intact = delay("intact_2", !(cut | runt | damaged));
         io.intact.set(delay("intact_3", intact));
         io.length.set(delay("length_3", delay("length_2", length)));
-        let valid = delay_init("valid_2", delay_init("valid_1", io.valid));
+        let valid =
+            ["parsed_valid", "valid_0"].iter().fold(io.valid, |valid, name| later_init(c, name, valid));
+        let valid = delay_init("valid_2", delay_init("valid_1", valid));
         io.done.set(delay_init("valid_3", valid));
     }
 }

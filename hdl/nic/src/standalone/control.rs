@@ -67,16 +67,16 @@ enum Phase {
     /// Every entry is made invalid.
     Clear,
     Rest,
-    /// A word is asked for.
+    /// A word is asked for, and arrives.
     Fetch,
-    /// It arrives.
-    Arrive,
     /// Its halves.
     Read,
     /// The last one is judged.
     Settle,
     /// The sums.
     Sum,
+    /// Are they right?
+    Fold,
     /// Is it to be answered?
     Judge,
     /// What a control request is to do.
@@ -220,7 +220,7 @@ impl Module for Control {
         queue.data.assign(&io.frame.data);
         let read_over = hdl::wire("read_over", 1);
         // at most one slot a clock comes back, the frame read first
-        let lets_go = overflows & !read_over & (!slot_over | io.release_ready);
+        let lets_go = overflows & !read_over & !slot_over;
         io.frame.ready.set(queue.ready | lets_go);
         let frame = RawFrame::regs(c, "raw");
         when(io.release_ready, || slot_over.set(low()));
@@ -242,7 +242,7 @@ impl Module for Control {
             at.set(0);
             // until it is known better
             halves.set(ARP_BYTES / 2);
-            bad.set(waiting.data.length.gt(LONGEST) | waiting.data.length.lt(ARP_BYTES));
+            bad.set(low());
             phase.set(Phase::Fetch);
         });
 
@@ -250,9 +250,15 @@ impl Module for Control {
         let word_bits = c.packet_address_bits() - c.lane_bits();
         let first_word = frame.address.bits(c.lane_bits(), word_bits);
         io.packet_address.set(first_word + at.bits(2, HALF - 2).resize(word_bits));
-        when(phase.is(Phase::Fetch) & io.packet_free, || phase.set(Phase::Arrive));
+        let asked = reg_init("asked", 1, 0);
+        asked.set(phase.is(Phase::Fetch) & io.packet_free & !asked);
+        // what its length says, before its first word is here
+        let short = frame.length.lt(ARP_BYTES);
+        let unfit = delay("unfit_length", short | frame.length.gt(LONGEST));
+        let most = delay("most_total_length", mux(short, lit(14, 0), frame.length - ETHERNET));
         let word = reg("word", c.data_bits());
-        when(phase.is(Phase::Arrive), || {
+        when(asked, || {
+            when(unfit, || bad.set(high()));
             word.set(io.packet_word);
             phase.set(Phase::Read);
         });
@@ -260,7 +266,8 @@ impl Module for Control {
         let whole = cat(&[word.byte(0), word.byte(1)]);
         // a byte behind the end of the datagram counts as zero
         let odd = reg("odd", 1);
-        let last = (at + 1).eq(halves).named("last_half");
+        // known before it comes (`halves` changes long before)
+        let last = delay("last_half", mux(reading, at + 2, at + 1).eq(halves));
         let half_now = mux(last & odd, cat(&[word.byte(0), lit(8, 0)]), whole).named("half_now");
         when(reading, || {
             at.set(at + 1);
@@ -315,7 +322,7 @@ impl Module for Control {
             total.set(h);
             odd.set(h.bit(0));
             // of what is too short or too long nothing is believed
-            let fits = (h.extend(17) + ETHERNET).le(frame.length.extend(17)) & h.ge(28);
+            let fits = h.le(most.extend(16)) & h.ge(28);
             when(fits, || halves.set((h + ETHERNET + 1).bits(1, HALF))).otherwise(|| bad.set(high()));
         });
         when(on(7), || odd.set(low()));
@@ -373,10 +380,11 @@ impl Module for Control {
         when(phase.is(Phase::Sum), || {
             let more = mux(icmp, lit(16, 0), total - (20 - u64::from(IP_PROTOCOL_UDP)));
             body_sum.set(add(body_sum, more));
-            phase.set(Phase::Judge);
+            phase.set(Phase::Fold);
         });
+        when(phase.is(Phase::Fold), || phase.set(Phase::Judge));
         let judging = phase.is(Phase::Judge);
-        read_over.set(phase.is(Phase::Sum) & (!slot_over | io.release_ready));
+        read_over.set(phase.is(Phase::Sum) & !slot_over);
         // (a slot that still waits to be released holds up the frame)
         when(phase.is(Phase::Sum) & !read_over, || {
             body_sum.set(body_sum);
@@ -394,7 +402,7 @@ impl Module for Control {
         let right_sum = !checked & udp | folded(body_sum).all();
         let sums = arp | (folded(header_sum).all() & right_sum);
         let sized = !udp | total.eq(HEADERS - ETHERNET + DATAGRAM as u64);
-        let good = (judging & !bad & sums & sized).named("good");
+        let good = (judging & !bad & delay("sums_and_size", sums & sized)).named("good");
         let spends = (good & udp & tokens.any()).named("spends");
         let earns = ticks.all() & !tokens.eq(u64::from(BURST));
         tokens.set(tokens + earns.extend(tokens.width()) - spends.extend(tokens.width()));
@@ -532,8 +540,9 @@ impl Module for Control {
         edits.push((20, udp, lit(16, 0)));
         edits.push((head_field("version"), udp, cat(&[lit(8, u64::from(VERSION)), operation])));
         edits.push((head_field("status"), udp, cat(&[status, lit(8, 0)])));
-        let counts = (asks(ControlOperation::Counters) & status.none()).named("tells_counters");
-        let queue = (udp & !counts).named("tells_queue");
+        // known before the first half that they say something about
+        let counts = udp & asks(ControlOperation::Counters) & status.none();
+        let (counts, queue) = (delay("tells_counters", counts), delay("tells_queue", udp & !counts));
         let whole24 = |of: Sig| cat(&[of, lit(8, 0)]);
         let whole32 = |value: u32| lit(32, u64::from(value));
         let gid = cat(&[lit(80, 0), lit(16, 0xffff), entry.address]);
@@ -554,7 +563,7 @@ impl Module for Control {
         }
         let behind_head = half_of(ControlHead::LAYOUT.bytes);
         for (n, counter) in io.counters.iter().enumerate() {
-            edits.extend((0..2).map(|i| (behind_head + 2 * n as u32 + i, udp & counts, part(*counter, i))));
+            edits.extend((0..2).map(|i| (behind_head + 2 * n as u32 + i, counts, part(*counter, i))));
         }
         let of = |i: u32| edits.iter().filter(move |e| e.0 == i);
         let values: Vec<Sig> = (0..EDITED)
@@ -582,7 +591,7 @@ impl Module for Control {
         );
         // bytes of the reply; an ARP frame ends with its 42, whatever padding it came with
         let bytes = mux(arp, lit(16, ARP_BYTES), total + ETHERNET).bits(0, 11).named("reply_length");
-        let edited = editing & at.eq(u64::from(EDITED - 1));
+        let edited = delay_init("edited", editing & at.eq(u64::from(EDITED - 2)));
         when(editing, || at.set(at + 1));
         when(edited, || {
             phase.set(Phase::Send);

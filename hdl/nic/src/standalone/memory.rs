@@ -13,7 +13,7 @@
 //!
 //! Addresses: the memory from 0 on, `contract::target::TargetPins` behind its end; only the LEDs of those are written.
 //!
-//! Throughput: a word of 8 bytes per clock and 5 clocks more for each; an atomic takes 6. Nothing waits for anything but this.
+//! Throughput: a word of 8 bytes per clock and 6 clocks more for each; an atomic takes 6. Nothing waits for anything but this.
 //! The packet buffer's port is its own while `packet_busy`.
 //!
 //! Requirements: TGT
@@ -40,6 +40,8 @@ const COUNT: u32 = 11;
 #[derive(HwEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Rest,
+    /// A copy is taken: how many words, which lanes.
+    Begin,
     /// Words on their way.
     Copy,
     /// An atomic: operands arrive, the word is asked for.
@@ -150,27 +152,41 @@ impl Module for OnChip {
         io.request.ready.set(reads);
         io.initialise.ready.set(resting);
 
-        // begin: both ends and what lies between
+        // rest: what is to be copied
         let packet_bits = c.packet_address_bits();
         let width = packet_bits.max(ADDRESS).max(request.address.width());
-        let from = mux(writes, payload.address.extend(width), request.iova.resize(ADDRESS).extend(width))
-            .named("from");
-        let to = mux(writes, payload.iova.resize(ADDRESS).extend(width), request.address.extend(width));
-        let to = to.named("to");
-        let length = mux(writes, payload.length, request.length).named("length");
+        let (from, to, length) =
+            (reg("from", width), reg("to", width), reg("length", request.length.width()));
+        let (outward, id) = (reg("outward", 1), reg("read_id", request.id.width()));
+        when(resting, || {
+            from.set(mux(
+                io.payload.valid,
+                payload.address.extend(width),
+                request.iova.resize(ADDRESS).extend(width),
+            ));
+            to.set(mux(
+                io.payload.valid,
+                payload.iova.resize(ADDRESS).extend(width),
+                request.address.extend(width),
+            ));
+            length.set(mux(io.payload.valid, payload.length, request.length));
+            outward.set(!io.payload.valid);
+            id.set(request.id);
+        });
+        when(writes | reads, || phase.set(Phase::Begin));
+
+        // begin: both ends and what lies between
+        let begins = phase.is(Phase::Begin).named("begins_copy");
         let (from_lane, to_lane) = (from.bits(0, LANES), to.bits(0, LANES));
         let end = length.extend(COUNT + LANES) + to_lane.extend(COUNT + LANES);
         let last_lane = (end.bits(0, LANES) - 1).named("last_lane_now");
-        let outward = reg("outward", 1);
         let (source, target) = (reg("source_word", width - LANES), reg("target_word", width - LANES));
         let (turn, begin, finish) = (reg("turn", LANES), reg("first_lane", LANES), reg("last_lane", LANES));
         // words to ask for, and to write
         let (to_ask, to_write) = (reg_init("words_to_ask", COUNT, 0), reg_init("words_to_write", COUNT, 0));
         let primes = reg("primes", 1);
-        let id = reg("read_id", request.id.width());
         let words = (end + u64::from(BYTES - 1)).bits(LANES, COUNT).named("words");
-        when(writes | reads, || {
-            outward.set(reads);
+        when(begins, || {
             source.set(from.bits(LANES, width - LANES));
             target.set(to.bits(LANES, width - LANES));
             turn.set(to_lane - from_lane);
@@ -182,7 +198,6 @@ impl Module for OnChip {
             let any = length.any();
             to_ask.set(mux(any, words + early.extend(COUNT), lit(COUNT, 0)));
             to_write.set(mux(any, words, lit(COUNT, 0)));
-            id.set(request.id);
             phase.set(Phase::Copy);
         });
 
@@ -224,7 +239,7 @@ impl Module for OnChip {
             primes.set(low());
         });
         let puts = (here & !primes).named("puts");
-        when(writes | reads, || first.set(high())).elif(puts, || first.set(low()));
+        when(begins, || first.set(high())).elif(puts, || first.set(low()));
         let last = to_write.eq(1);
         when(puts, || {
             target.set(target + 1);

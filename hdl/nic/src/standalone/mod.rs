@@ -23,7 +23,10 @@ pub mod memory;
 pub mod peers;
 
 use crate::config::Config;
-use crate::flow::{Headers, PacketFields, Scatter, Segment as Part, Verdict, WakePulse, WorkItem, response};
+use crate::flow::{
+    Headers, Outer, PacketFields, Scatter, Segment as Part, TransmitSlot, Verdict, WakePulse, WorkItem,
+    response,
+};
 use crate::mac::rgmii::Edges;
 use crate::mac::rgmii_mac::RgmiiMac;
 use crate::prim::merge::merge;
@@ -153,6 +156,22 @@ fn state<T: Bundle<Shape = ()>>(
     }
 }
 
+/// What of a packet's fields an answer has: no request's header, IPv4 without tag.
+fn of_answer(packet: &PacketFields) -> PacketFields {
+    PacketFields {
+        ack_req: low(),
+        solicited: low(),
+        outer: Outer { tagged: low(), ipv6: low() },
+        va: lit(64, 0),
+        rkey: lit(32, 0),
+        dma_length: lit(32, 0),
+        imm: lit(32, 0),
+        compare: lit(64, 0),
+        raw: low(),
+        ..*packet
+    }
+}
+
 /// Nothing ever comes.
 fn silent<T: Bundle>(stream: &Stream<T>) {
     stream.valid.set(low());
@@ -232,11 +251,13 @@ impl Module for Target {
         control.packet_free.set(!busy);
         // what is no RoCE goes to control
         let headers = &packet_buffer.headers;
-        let raw = headers.data.raw;
-        headers.ready.set(mux(raw, control.frame.ready, check.headers.ready));
-        check.headers.valid.set(headers.valid & !raw);
+        // which it is comes late out of block RAM: it is looked at for a clock
+        let raw = delay("is_raw", headers.data.raw);
+        let seen = delay_init("headers_seen", headers.valid & !headers.moves());
+        headers.ready.set(seen & mux(raw, control.frame.ready, check.headers.ready));
+        check.headers.valid.set(seen & !raw);
         check.headers.data.assign(&Headers { raw: low(), ..headers.data });
-        control.frame.valid.set(headers.valid & raw);
+        control.frame.valid.set(seen & raw);
         control.frame.data.assign(&RawFrame {
             address: headers.data.address,
             length: headers.data.length,
@@ -302,7 +323,9 @@ impl Module for Target {
         }
         let responds = merge("responds", c, &[&place.wake, &on_chip.wake]);
         responds.ready.set(high());
-        schedule.respond.assign(&WakePulse { valid: responds.valid, qp: responds.data.qp });
+        let wake = WakePulse::regs_zero(c, "wake");
+        wake.assign(&WakePulse { valid: responds.valid, qp: responds.data.qp });
+        schedule.respond.assign(&wake);
         schedule.done.take(&segment.done);
         schedule.room.set(segment.room);
         let work = WorkItem::wires(c, "turn_of");
@@ -327,7 +350,7 @@ impl Module for Target {
         gather.segment.valid.set(part.valid);
         part.ready.set(gather.segment.ready);
         gather.segment.data.assign(&Part {
-            packet: PacketFields { raw: low(), ..part.data.packet },
+            packet: of_answer(&part.data.packet),
             offset: lit(32, 0),
             sges: part.data.sges.bits(0, 128).extend(part.data.sges.width()),
             requests: low(),
@@ -347,11 +370,15 @@ impl Module for Target {
         transmit_buffer.read.set(high());
         transmit_buffer.read_address.set(cat(&[packetise.buffer_address, lit(c.lane_bits(), 0)]));
         packetise.buffer_word.set(transmit_buffer.word);
-        packetise.data.take(&gather.slot);
+        let slot = &gather.slot;
+        packetise.data.valid.set(slot.valid);
+        slot.ready.set(packetise.data.ready);
+        packetise.data.data.assign(&TransmitSlot { packet: of_answer(&slot.data.packet), ..slot.data });
         // an ACK of place is older than what segment answers: while that waits place gives none
         let first = place.ack.valid;
         packetise.control.valid.set(first | segment.control.valid);
-        packetise.control.data.assign(&response(&place.ack.data).or_else(c, first, &segment.control.data));
+        let owed = response(&place.ack.data).or_else(c, first, &segment.control.data);
+        packetise.control.data.assign(&of_answer(&owed));
         place.ack.ready.set(packetise.control.ready);
         segment.control.ready.set(packetise.control.ready & !first);
 

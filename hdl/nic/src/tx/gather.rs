@@ -55,6 +55,7 @@ use crate::flow::{
 };
 use crate::mr::judge;
 use crate::prim::fifo::Fifo;
+use crate::prim::later::{Pause, later, later_all, later_init};
 use crate::qp::{EPOCH, INDEX};
 use crate::tx::packetise::{at_least, header_bytes};
 use contract::context::{MrEntryBits, QpRightsBits};
@@ -246,6 +247,9 @@ impl Module for Gather {
         let full = (rewind.epoch - oldest).ge(7).named("many_epochs");
         wanted.write(rewind.valid & (!waits | full), rewind.qp, rewind.epoch);
         let gone_back = |name: &str, frame: &Frame| {
+            if !c.host {
+                return low();
+            }
             frame.requests & (frame.epoch - wanted.read_now(name, frame.packet.qp)).msb()
         };
 
@@ -299,7 +303,10 @@ impl Module for Gather {
         let slot_free = !(tail - free).msb();
         let room = (used.extend(word_bits + 2) + need.extend(word_bits + 2)).le(ring_words);
         let held = kept.as_ref().map_or(low(), |kept| kept.holds(c, tail_stamp, need));
-        let reserve = (phase.eq(1) & slot_free & room & !held).named("reserve");
+        // what is compared is known a clock behind what it is made of
+        let pause = Pause::new(c, "compared");
+        let has_place = later(c, "known_place", slot_free & room & !held);
+        let reserve = pause.over(phase.eq(1) & has_place).named("reserve");
         let rights = QpRightsBits::unpack(io.rights_word);
         let orphaned = !packet.fence & !rights.valid;
         let wanted_of_segment = wanted.read_now("wanted_of_segment", packet.qp);
@@ -308,6 +315,9 @@ impl Module for Gather {
         let unwanted = (orphaned | superseded).named("unwanted");
         let brings = (segment.inline | segment.more.any()).named("brings_words");
         let pays = packet.length.any() & !packet.fence & (!unwanted | brings);
+        let known = |name: &str, what: Sig| later(c, &format!("known_{name}"), what);
+        let (orphaned, superseded) = (known("orphaned", orphaned), known("superseded", superseded));
+        let (unwanted, pays) = (known("unwanted", unwanted), known("to_pay", pays));
         let pd = reg("pd", 24);
         let (current, reads) = (reg("current", slot_bits), reg("reads", 1));
         let walks = pays & !unwanted & !segment.inline;
@@ -359,13 +369,15 @@ impl Module for Gather {
             (high(), select(place, &parts), place.all())
         };
         let open = (phase.eq(2) & !segment.inline) | (reserve & walks);
-        let step = (open & fifo.level.lt(2) & (!further | (whole & io.words.valid))).named("step");
+        let here = !further | (whole & io.words.valid);
+        let step = pause.over(open & fifo.level.lt(2) & here).named("step");
+        pause.behind(|| phase.none() | step | !here);
         let takes_half = open & further & !whole;
         when(takes_half & io.words.valid, || half.0.set(io.words.data.bits(0, 64)));
         let sge = SgeBits::unpack(
             mux(further, sge_word, select(index.bits(0, index_width(c.sges)), &list)).named("sge"),
         );
-        let rest = mux(remain.gt(MOST_READ), lit(13, MOST_READ), remain);
+        let rest = if c.host { mux(remain.gt(MOST_READ), lit(13, MOST_READ), remain) } else { remain };
         // how far into this SGE one read would come, and all that remains: known before its length is, so that one comparison
         // is what that costs
         let reach = (skip.extend(33) + rest.extend(33)).named("reach");
@@ -380,6 +392,9 @@ impl Module for Gather {
             mux(inside, mux(ends_first, all.eq(length), remain.eq(rest)), remain.none()).named("none_left");
         // more of this SGE is wanted than one read brings
         let stays = (inside & reach.lt(length) & remain.ne(rest)).named("stays_in_sge");
+        let (inside, none_left, stays) =
+            (known("inside", inside), known("none_left", none_left), known("to_stay", stays));
+        let (reach, takes, left) = (known("reach", reach), known("takes", takes), known("left", left));
         when(reserve | (step & !stays), || half.1.set(0)).elif(takes_half & io.words.valid, || half.1.set(1));
         let ends = none_left | (index.eq(segment.more + u64::from(c.sges - 1)) & !stays);
         let to_take = reg("words_to_take", 8);
@@ -484,21 +499,22 @@ impl Module for Gather {
         } else {
             access.ok
         };
+        let request = ReadRequest {
+            iova: access.iova,
+            length: judged.length,
+            address: judged.address.extend(READ_ADDRESS),
+            id: current.extend(READ_ID),
+        };
+        let (judged_valid, ok) = (later_init(c, "verdict_valid", judged_valid), known("verdict", ok));
+        let request = later_all(c, &(), "known_request", &request);
         let asks = (judged_valid & ok & reads).named("asks");
         fifo.input.valid.set(asks);
-        fifo.input.data.set(
-            ReadRequest {
-                iova: access.iova,
-                length: judged.length,
-                address: judged.address.extend(READ_ADDRESS),
-                id: current.extend(READ_ID),
-            }
-            .to_bits(),
-        );
+        fifo.input.data.set(request.to_bits());
         // the walk is over when its last piece is judged, in the clock in which `current` may change at the earliest
         let drained = phase.eq(3) & to_take.none();
         let walked = ((step & ends & !words_left) | drained).named("walked");
         let judged_all = delay_init("judged_all", delay_init("last_piece", walked));
+        let judged_all = later_init(c, "verdict_of_all", judged_all);
         when(filled | drained, || phase.set(0));
         io.segment.ready.set(filled | walked | (reserve & !pays));
 
@@ -544,20 +560,27 @@ impl Module for Gather {
         let needless = faulty & leaving.responds & leaving.again;
         let again = (late & !faulty & !at_out(orphan)).named("sent_again");
         let dropped = (over & (at_out(orphan) | needless | again)).named("dropped");
+        // what is said of a frame that is over stands until it leaves
+        let pause = Pause::new(c, "looked_at_out");
+        let (over, dropped) = (later_init(c, "known_over", over), later_init(c, "known_dropped", dropped));
+        let (over, dropped) = (pause.over(over), pause.over(dropped));
+        let again = known("sent_again", again);
         io.superseded.set(dropped & again);
         let complete = (over & !dropped).named("complete");
         // a response that failed: the fault first, then its NAK in its place
-        let refuses = (faulty & leaving.responds).named("refuses");
+        let refuses = known("refuses", (faulty & leaving.responds).named("refuses"));
         // a raw frame: acknowledge first, then the frame
-        let departs = (leaving.packet.raw & !faulty).named("departs");
+        let departs = known("departs", (leaving.packet.raw & !faulty).named("departs"));
+        let faulty = known("faulty", faulty);
         let told = reg_init("fault_told", 1, 0);
         when(io.fault.moves() & (refuses | departs), || told.set(1));
         when(io.slot.moves(), || told.set(0));
         gone.write(io.slot.moves() & leaving.requests, leaving.packet.qp, leaving.epoch);
+        let key_fault = known("key_fault", at_out(bad_key));
         let nak = PacketFields {
             opcode: lit(8, u64::from(Opcode::RcAcknowledge.code())),
             syndrome: mux(
-                at_out(bad_key),
+                key_fault,
                 lit(8, u64::from(Syndrome::NAK_REMOTE_ACCESS)),
                 lit(8, u64::from(Syndrome::NAK_REMOTE_OPERATION)),
             ),
@@ -574,8 +597,7 @@ impl Module for Gather {
         io.fault.data.invalidates.set(low());
         io.fault.data.qp.set(leaving.packet.qp);
         io.fault.data.wqe_index.set(leaving.wqe_index);
-        let key_fault = at_out(bad_key);
-        let short_fault = at_out(too_short);
+        let short_fault = known("short_fault", at_out(too_short));
         let status = |s: WcStatus| lit(8, s as u64);
         let code = |r: Reject| lit(6, r as u64);
         io.fault.data.status.set(mux(
@@ -594,9 +616,10 @@ impl Module for Gather {
         );
         io.fault.data.cause.set(cause(why));
         io.count.valid.set((io.fault.moves() & !departs) | (dropped & !again));
-        io.count.index.set(mux(at_out(orphan), code(Reject::WrongQpState), why));
+        io.count.index.set(mux(known("orphan", at_out(orphan)), code(Reject::WrongQpState), why));
         let leaves = (io.slot.moves() | (io.fault.moves() & !refuses & !departs) | dropped).named("leaves");
         io.gone.set(leaves);
+        pause.behind(|| leaves);
         when(leaves, || out.set(out + 1));
         let skips = (faulty & !refuses) | dropped | leaving.packet.fence;
         let skipped = flag("skipped", one(leaves & skips, number(out)));
@@ -605,7 +628,10 @@ impl Module for Gather {
         let sent = reg_init("sent_frames", slot_bits + 1, 0);
         let skips = skipped.bit_at(number(free));
         let done = mux(skips, !waits.bit_at(number(free)), sent.any());
-        let frees = (free.ne(out) & done).named("frees");
+        let frees = later_init(c, "known_to_free", (free.ne(out) & done).named("frees"));
+        let pause = Pause::new(c, "looked_at_free");
+        let frees = pause.over(frees);
+        pause.behind(|| frees);
         when(frees, || free.set(free + 1));
         sent.set(sent + io.sent.extend(slot_bits + 1) - (frees & !skips).extend(slot_bits + 1));
         used.set(

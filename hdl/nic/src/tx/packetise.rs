@@ -27,6 +27,7 @@ use crate::flow::{FrameBeat, Mark, Outer, PacketFields, TransmitSlot};
 use crate::mac::waiting_bits;
 use crate::prim::crc::unwind;
 use crate::prim::fifo::Fifo;
+use crate::prim::later::later;
 use contract::TraceEvent;
 use contract::context::{QpAddressesBits, QpPathBits};
 use contract::opcode::{Opcode, OpcodeRow};
@@ -216,9 +217,14 @@ pub(crate) fn at_least(value: Sig, n: u32) -> Sig {
     if n == 0 { high() } else { value.ge(u64::from(n)) }
 }
 
+/// The sum of up to 16 words of 16 bits: 20 bits.
+pub(crate) fn total16(words: &[Sig]) -> Sig {
+    words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words")
+}
+
 /// The ones' complement sum of 16-bit words, folded once: 17 bits.
 pub(crate) fn sum16(words: &[Sig]) -> Sig {
-    let total = words.iter().map(|w| w.extend(20)).reduce(|a, b| a + b).expect("some words");
+    let total = total16(words);
     total.bits(0, 16).extend(17) + total.bits(16, 4).extend(17)
 }
 
@@ -241,10 +247,11 @@ impl Module for Packetise {
         let packet = PacketFields::regs(c, "packet");
         let is_data = reg("is_data", 1);
         let address = reg("address", c.transmit_address_bits());
-        // 0 empty, 1 lines arrive, 2 sums, 3 header complete
-        let phase = reg_init("phase", 2, 0);
+        // 0 empty, 1 lines arrive, 2 sums, 3 header complete; unhurried, 2 its length, 3 to 5 sums, 6 complete
+        let (measured, complete) = if c.unhurried { (2, 6) } else { (1, 3) };
+        let phase = reg_init("phase", index_width(complete + 1), 0);
         let take = hdl::wire("take", 1);
-        let accepting = phase.none() | take;
+        let accepting = if c.unhurried { phase.none() } else { phase.none() | take };
         io.control.ready.set(accepting);
         let (near, short) =
             (hdl::wire("near_its_end", 1), delay_init("line_short", io.waiting.lt(u64::from(AHEAD / bytes))));
@@ -253,7 +260,7 @@ impl Module for Packetise {
         io.line_qp.set(fields.qp);
         let accept = (accepting & (io.control.valid | data_valid)).named("accept");
         when(take, || phase.set(0));
-        when(phase.any() & !phase.eq(3), || phase.set(phase + 1));
+        when(phase.any() & !phase.eq(u64::from(complete)), || phase.set(phase + 1));
         when(accept, || phase.set(1));
         // a packet that is none is never looked at; whether there is one is known late
         when(accepting, || {
@@ -282,9 +289,9 @@ impl Module for Packetise {
         let (head, end, icrc_at, frame_end) =
             (position("header_end"), position("payload_end"), position("icrc_at"), position("frame_end"));
         let outer = &packet.outer;
-        let header = header_bytes(&packet).extend(POSITION);
+        let header = later(c, "header_length", header_bytes(&packet)).extend(POSITION);
         let payload = packet.length.extend(POSITION);
-        when(phase.eq(1), || {
+        when(phase.eq(measured), || {
             head.set(header);
             // one addition each behind the header's length, which is known late
             let padded = payload + pad.extend(POSITION);
@@ -297,6 +304,7 @@ impl Module for Packetise {
         // 2, 3 and the clock behind: IPv4 checksum
         let ip_at = mux(outer.tagged, lit(POSITION, 18), lit(POSITION, 14));
         let total_length = (frame_end - ip_at).extend(16).named("total_length");
+        let total_length = later(c, "known_total", total_length);
         let behind_ip = delay("behind_ip", total_length - mux(outer.ipv6, lit(16, 40), lit(16, 20)));
         let identification = reg_init("identification", 16, 0);
         let (source_ip, dest_ip) = (addresses.src_gid.bits(0, 32), addresses.dest_gid.bits(0, 32));
@@ -311,7 +319,7 @@ impl Module for Packetise {
             cat(&[path.ttl, lit(8, u64::from(IP_PROTOCOL_UDP))]),
         ];
         let sum_rest = delay("sum_rest", sum16(&rest));
-        let sum = sum_ips.extend(18) + sum_rest.extend(18);
+        let sum = later(c, "sum_of_both", sum_ips.extend(18) + sum_rest.extend(18));
         let folded = sum.bits(0, 16).extend(17) + sum.bits(16, 2).extend(17);
         let checksum = delay("checksum", !(folded.bits(0, 16) + folded.bit(16).extend(16)));
 
@@ -407,8 +415,9 @@ impl Module for Packetise {
         let last = beat.eq(last_at.0);
         // of the frame that is read, or of the one that will be
         let ends = (!active | (last_at.0 - beat).le(NEAR)).named("nearly_read");
-        near.set(mux(take, frame_end.le(NEAR * u64::from(bytes)), ends));
-        let turn = (phase.eq(3) & (!active | (issue & last))).named("turn");
+        near.set(later(c, "known_near", mux(take, frame_end.le(NEAR * u64::from(bytes)), ends)));
+        let free = if c.unhurried { !active } else { !active | (issue & last) };
+        let turn = (phase.eq(u64::from(complete)) & free).named("turn");
         take.set(turn);
         when(issue, || {
             beat.set(beat + 1);

@@ -22,7 +22,7 @@
 //!
 //! A reset of a QP takes it from no list: one turn more finds nothing to do.
 //!
-//! Throughput: a turn per 2 clocks. Latency from wake to turn: 2 clocks, of such a doorbell 1. Wakes are never refused, five and a
+//! Throughput: a turn per 2 clocks, 3 if `unhurried`. Latency from wake to turn: 2 clocks, 3, of such a doorbell 1. Wakes are never refused, five and a
 //! `TurnDone` in one clock: a list has a place for every QP. Back-pressure: `turn`.
 //!
 //! Requirements: CARD CMD REQ RESP
@@ -31,10 +31,11 @@ use crate::config::Config;
 use crate::flow::{Turn, TurnDone, Wake, WakePulse};
 use crate::prim::fifo::buffer;
 use crate::prim::flags::Flags;
+use crate::prim::later::{Pause, later, later_all, later_init};
 use crate::prim::pick::round_robin;
 use hdl::{
-    Bundle, Module, Ports, Sig, Stream, any_of, assert_always, cat, high, index_width, mux, reg_init, select,
-    when,
+    Bundle, Module, Ports, Sig, Stream, any_of, assert_always, cat, high, index_width, low, mux, reg_init,
+    select, when,
 };
 
 /// The schedule stage.
@@ -85,6 +86,8 @@ pub struct ScheduleIo {
 
 /// Who wakes: the list of responses is among the others when lists take turns.
 const LISTS: [&str; 6] = ["doorbell", "fetch", "respond", "acknowledge", "command", "again"];
+/// Those of them that there are without a host.
+const WITHOUT_HOST: [&str; 2] = ["respond", "again"];
 /// The number of `respond`.
 const RESPOND: usize = 2;
 
@@ -115,7 +118,16 @@ impl Module for Schedule {
         let heads: Vec<Stream<Wake>> = LISTS
             .iter()
             .zip(&lists)
-            .map(|(name, list)| buffer(&format!("list_{name}"), c, n, list))
+            .map(|(name, list)| {
+                if c.host || WITHOUT_HOST.contains(name) {
+                    return buffer(&format!("list_{name}"), c, n, list);
+                }
+                list.ready.set(high());
+                let nobody = Stream::<Wake>::wires(c, &format!("nobody_of_{name}"));
+                nobody.valid.set(low());
+                nobody.data.assign_zero();
+                nobody
+            })
             .collect();
         let last = reg_init("last_list", number, u64::from(data));
         let waits: Vec<Sig> = heads
@@ -123,13 +135,17 @@ impl Module for Schedule {
             .enumerate()
             .map(|(i, head)| if i == RESPOND { head.valid } else { head.valid & io.room })
             .collect();
-        let any = any_of(&waits);
+        let any = later_init(c, "any_waits", any_of(&waits));
         let waits = cat(&waits.iter().rev().copied().collect::<Vec<_>>()).named("waits");
         let list = round_robin(waits, last).named("chosen_list");
         let head =
             select(list, &heads.iter().map(|head| head.data.qp).collect::<Vec<_>>()).named("chosen_qp");
-        let busy_head = busy.at(head).named("busy_head");
-        let looks = !turn_valid & !io.fence_valid & any;
+        let busy_head = later(c, "busy_of_turn", busy.at(head).named("busy_head"));
+        let (list, head) = (later(c, "list_of_turn", list), later(c, "qp_of_turn", head));
+        // who is the head changes with a look, who is busy with its turn
+        let pause = Pause::new(c, "may_look");
+        let looks = pause.over(!turn_valid & !io.fence_valid & any);
+        pause.behind(|| looks);
         // else a doorbell in this very clock: its producer is read behind it
         let bell = &io.doorbell;
         let at_once = bell.valid & !busy.at(bell.qp) & io.room & !any & !turn_valid & !io.fence_valid;
@@ -145,14 +161,16 @@ impl Module for Schedule {
         when(looks, || last.set(list));
 
         // who enters a list
-        let done = &io.done;
+        let rings = bell.valid & !at_once;
+        let ended = later_init(c, "turn_ended", io.done.moves());
+        let done = later_all(c, c, "turn_done", &io.done.data);
         let wakes = [
-            (bell.valid & !at_once, bell.qp),
+            (rings, bell.qp),
             (io.fetch.valid, io.fetch.qp),
             (io.respond.valid, io.respond.qp),
             (io.acknowledge.valid, io.acknowledge.qp),
             (io.command.valid, io.command.qp),
-            (done.moves() & done.data.again, done.data.qp),
+            (ended & done.again, done.qp),
         ];
         let mut before: Vec<(Sig, Sig)> = vec![];
         let enters: Vec<(Sig, Sig)> = wakes
@@ -186,15 +204,16 @@ impl Module for Schedule {
             // a busy QP goes to the end, in a clock in which nobody enters
             let mine = looks & list.eq(i as u64);
             let back = mine & busy_head & !*enters & lists[i].ready;
-            lists[i].valid.set(*enters | back);
-            lists[i].data.qp.set(mux(*enters, *qp, head));
+            let name = |what: &str| format!("{}_{what}", LISTS[i]);
+            lists[i].valid.set(later_init(c, &name("enters"), *enters | back));
+            lists[i].data.qp.set(later(c, &name("enters_qp"), mux(*enters, *qp, head)));
             heads[i].ready.set(back | (mine & leaves));
-            assert_always(&format!("{}_has_a_place", LISTS[i]), !*enters | lists[i].ready);
+            let entered = later_init(c, &name("entered"), *enters);
+            assert_always(&name("has_a_place"), !entered | lists[i].ready);
         }
 
         // whose turn is under way
-        let ended = done.moves();
-        busy.change(&[(gives | at_once, mux(any, head, bell.qp))], (ended, done.data.qp));
+        busy.change(&[(gives | at_once, mux(any, head, bell.qp))], (ended, done.qp));
         let (bits, given) = (c.qp_bits() + 1, gives | at_once);
         let under_way = reg_init("under_way", bits, 0);
         under_way.set(under_way + given.extend(bits) - ended.extend(bits));

@@ -44,7 +44,7 @@
 //! changed ends it, as does a full `data`. Nobody waits much longer for it than for one packet of path MTU 1024.
 //!
 //! Throughput: one packet per 4 clocks, across QPs and within a turn, and one more for each of these words behind the
-//! first. Latency 4 clocks, plus one through the FIFO.
+//! first. Latency 4 clocks, plus one through the FIFO. If `unhurried`, 5 each.
 //!
 //! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
 //! behind payload; `room` tells schedule in time, so that this is rare. If both want `data`, they take turns. Only a full `control`, `kick`, `fault` or a fence
@@ -74,6 +74,7 @@ use crate::flow::{
     WorkItem, response,
 };
 use crate::prim::fifo::{Fifo, buffer};
+use crate::prim::later::{Pause, later};
 pub use crate::qp::WINDOW;
 use crate::qp::{
     Executed, INDEX, Initialise, Outcome, OwedRead, PSN, Placed, READS, RING, Record, Requester, StateShape,
@@ -286,12 +287,15 @@ impl Module for Segment {
         let queues = QpQueuesBits::unpack(queues_line);
         let wqe = SendWqeBits::unpack(work.wqe.bits(0, 256));
         let state_is = |s: QpState| rights.state.eq(s as u64);
+        let pause = Pause::new(c, "words_stand");
+        pause.behind(|| phase.eq(1));
+        let summed = || pause.over(phase.eq(2));
         let computed = |name: &str, value: Sig| {
             let r = reg(name, value.width());
-            when(phase.eq(2), || r.set(value));
+            when(summed(), || r.set(value));
             r
         };
-        when(phase.eq(2), || phase.set(3));
+        when(summed(), || phase.set(3));
 
         let fresh_now = tx.cursor_wqe.eq(tx.assigned);
         let jump = computed(
@@ -328,7 +332,9 @@ impl Module for Segment {
         let not_yet = computed("not_yet", read_now.is_atomic & !(read_now.number - executed).msb());
         let overwritten = computed("overwritten", read_now.index.ne(tx.res_cursor));
         let shift = (rights.path_mtu + 7).named("log_path_mtu");
-        let res_offset = computed("res_offset", (res_psn_now - read_now.first_psn).extend(32) << shift);
+        // (what overwrites it meanwhile has another index)
+        let res_ahead = later(c, "res_ahead", res_psn_now - read_now.first_psn);
+        let res_offset = computed("res_offset", res_ahead.extend(32) << shift);
         let res_last = computed("res_last", res_psn_now.eq(read_now.last_psn));
         // packets given to gather less those that have left it; far fewer than 128 are on the way
         let (given, gone) = (reg_init("given", 8, 0), reg_init("gone_count", 8, 0));
@@ -438,8 +444,8 @@ impl Module for Segment {
         let read_fits =
             (asks_to + first_ahead).lt(WINDOW) & (position.none() | answered) & (!fresh | may_read);
         let inside = position.le(packets);
-        let is_fence = !initialising & work.fence;
-        let turn = !initialising & !work.fence;
+        let is_fence = later(c, "is_fence", !initialising & work.fence);
+        let turn = later(c, "is_turn", !initialising & !work.fence);
         let does_jump = turn & jump;
         // what is owed
         let does_rewind = turn & rewinds;

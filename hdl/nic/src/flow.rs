@@ -168,6 +168,8 @@ pub struct TurnDone {
     pub qp: Sig,
     /// There is more to do at once.
     pub again: Sig,
+    /// A response is among it.
+    pub owes: Sig,
 }
 
 /// A turn with what fetch knows of it.

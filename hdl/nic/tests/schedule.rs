@@ -198,6 +198,23 @@ fn without_room_only_those_who_owe_a_response_get_turns() {
 }
 
 #[test]
+fn who_owes_more_than_a_turn_could_send_needs_no_room_either_and_is_listed_once() {
+    let mut s = schedule();
+    s.poke("room", 0);
+    wake(&mut s, "respond", Some(2));
+    assert_eq!(turn(&mut s, 10), Some(2));
+    // more is owed, and more comes meanwhile
+    s.poke("done_owes", 1);
+    wake(&mut s, "respond", Some(2));
+    done(&mut s, 2, true);
+    wake(&mut s, "respond", None);
+    s.poke("done_owes", 0);
+    assert_eq!(turn(&mut s, 10), Some(2));
+    done(&mut s, 2, false);
+    assert_eq!(turn(&mut s, 20), None, "it was on one list");
+}
+
+#[test]
 fn the_fence_leaves_behind_the_turns_given_and_before_the_others() {
     let mut s = schedule();
     s.poke("turn_ready", 0);

@@ -6,15 +6,16 @@
 //!        acknowledge┼── is it listed? ── a list each ──┐
 //!        command ───┤                                  ├── whose turn? ── is it busy? ──> Turn
 //! TurnDone: again ──┘                                  │                  └ back to its list
-//!        respond ────── is it listed? ── its list ─────┘
+//!        respond ───┬── is it listed? ── a list each ──┘
+//! TurnDone: owes ───┘
 //! TurnDone ──> no longer busy
 //! ```
 //! A wake puts its QP on the list of whoever wakes it, unless the QP is on one of them already; who owes a response (woken by
-//! `respond`) is on a list of its own beside that. Lists are first in, first out, and take turns. A QP whose turn is under
+//! `respond`, or by its turn that could not send all of them) is on a list of its own beside that. Lists are first in, first out, and take turns. A QP whose turn is under
 //! way (`busy`) goes to the end of its list (if every QP is on that one, it stays until its turn is over). So one turn per QP is under way, and no wake is lost: a QP that is woken in the
 //! very clock of its turn stays on its list, and the turn reads its words after every wake that it stands for.
 //!
-//! While segment has no `room` for data only the list of `respond` is looked at, so responses do not queue behind payload and
+//! While segment has no `room` for data only the lists of responses are looked at, so responses do not queue behind payload and
 //! nobody spins.
 //! A fence request goes out as a turn of its own, before any list and behind all turns given.
 //!
@@ -84,12 +85,21 @@ pub struct ScheduleIo {
     pub idle: Sig,
 }
 
-/// Who wakes: the list of responses is among the others when lists take turns.
-const LISTS: [&str; 6] = ["doorbell", "fetch", "respond", "acknowledge", "command", "again"];
+/// Lists in the order of their turns, and what for: those of responses are not held up by data, and a QP may be on one of
+/// each kind.
+const LISTS: [(&str, bool); 7] = [
+    ("doorbell", DATA),
+    ("fetch", DATA),
+    ("respond", RESPONSE),
+    ("acknowledge", DATA),
+    ("command", DATA),
+    ("again", DATA),
+    ("owes", RESPONSE),
+];
+const DATA: bool = false;
+const RESPONSE: bool = true;
 /// Those of them that there are without a host.
-const WITHOUT_HOST: [&str; 2] = ["respond", "again"];
-/// The number of `respond`.
-const RESPOND: usize = 2;
+const WITHOUT_HOST: [&str; 3] = ["respond", "again", "owes"];
 
 impl Module for Schedule {
     type Io = ScheduleIo;
@@ -101,10 +111,12 @@ impl Module for Schedule {
     }
     fn body(&self, io: &ScheduleIo) {
         let c = &self.0;
-        let (n, data) = (c.qps, LISTS.len() as u32 - 1);
+        let n = c.qps;
         let number = index_width(LISTS.len() as u32);
-        let (listed, owes, busy) =
-            (Flags::new("listed", n, data), Flags::new("owes", n, 1), Flags::new("busy", n, 1));
+        let of = |kind: bool| LISTS.iter().filter(|list| list.1 == kind).count() as u32;
+        // on a list of data, on one of responses
+        let listed = [Flags::new("listed", n, of(DATA)), Flags::new("listed_to_respond", n, of(RESPONSE))];
+        let busy = Flags::new("busy", n, 1);
         io.done.ready.set(high());
 
         let turn_valid = reg_init("given", 1, 0);
@@ -114,11 +126,11 @@ impl Module for Schedule {
 
         // the head of the next list that has one, from registers into a register
         let lists: Vec<Stream<Wake>> =
-            LISTS.iter().map(|name| Stream::wires(c, &format!("enters_{name}"))).collect();
+            LISTS.iter().map(|(name, _)| Stream::wires(c, &format!("enters_{name}"))).collect();
         let heads: Vec<Stream<Wake>> = LISTS
             .iter()
             .zip(&lists)
-            .map(|(name, list)| {
+            .map(|((name, _), list)| {
                 if c.host || WITHOUT_HOST.contains(name) {
                     return buffer(&format!("list_{name}"), c, n, list);
                 }
@@ -129,11 +141,11 @@ impl Module for Schedule {
                 nobody
             })
             .collect();
-        let last = reg_init("last_list", number, u64::from(data));
+        let last = reg_init("last_list", number, LISTS.len() as u64 - 1);
         let waits: Vec<Sig> = heads
             .iter()
-            .enumerate()
-            .map(|(i, head)| if i == RESPOND { head.valid } else { head.valid & io.room })
+            .zip(LISTS)
+            .map(|(head, (_, kind))| if kind == RESPONSE { head.valid } else { head.valid & io.room })
             .collect();
         let any = later_init(c, "any_waits", any_of(&waits));
         let waits = cat(&waits.iter().rev().copied().collect::<Vec<_>>()).named("waits");
@@ -170,41 +182,42 @@ impl Module for Schedule {
             (io.respond.valid, io.respond.qp),
             (io.acknowledge.valid, io.acknowledge.qp),
             (io.command.valid, io.command.qp),
-            (ended & done.again, done.qp),
+            (ended & done.again & !done.owes, done.qp),
+            (ended & done.owes, done.qp),
         ];
-        let mut before: Vec<(Sig, Sig)> = vec![];
+        let mut before: [Vec<(Sig, Sig)>; 2] = [vec![], vec![]];
         let enters: Vec<(Sig, Sig)> = wakes
             .iter()
-            .enumerate()
-            .map(|(i, &(wakes, qp))| {
-                if i == RESPOND {
-                    return (wakes & !owes.at(qp), qp);
-                }
+            .zip(LISTS)
+            .map(|(&(wakes, qp), (_, kind))| {
+                let before = &mut before[usize::from(kind)];
                 // several may wake the same QP at once
                 let first =
                     any_of(&before.iter().map(|&(enters, at)| enters & at.eq(qp)).collect::<Vec<_>>());
-                let enters = (wakes & !listed.at(qp) & !first, qp);
+                let enters = (wakes & !listed[usize::from(kind)].at(qp) & !first, qp);
                 before.push(enters);
                 enters
             })
             .collect();
         // who is woken in the clock of its turn stays, and has another
-        let of_respond = list.eq(RESPOND as u64).named("of_respond");
+        let to_respond = LISTS.iter().enumerate().filter(|(_, list)| list.1 == RESPONSE);
+        let to_respond = to_respond.map(|(i, _)| list.eq(i as u64)).collect::<Vec<_>>();
+        let to_respond = any_of(&to_respond).named("to_respond");
         let woken: Vec<Sig> = wakes
             .iter()
-            .enumerate()
-            .map(|(i, &(wakes, qp))| {
-                wakes & qp.eq(head) & if i == RESPOND { of_respond } else { !of_respond }
+            .zip(LISTS)
+            .map(|(&(wakes, qp), (_, kind))| {
+                wakes & qp.eq(head) & if kind == RESPONSE { to_respond } else { !to_respond }
             })
             .collect();
         let leaves = (gives & !any_of(&woken)).named("leaves");
-        owes.change(&[enters[RESPOND]], (leaves & of_respond, head));
-        listed.change(&before, (leaves & !of_respond, head));
+        listed[usize::from(DATA)].change(&before[usize::from(DATA)], (leaves & !to_respond, head));
+        listed[usize::from(RESPONSE)].change(&before[usize::from(RESPONSE)], (leaves & to_respond, head));
         for (i, (enters, qp)) in enters.iter().enumerate() {
             // a busy QP goes to the end, in a clock in which nobody enters
             let mine = looks & list.eq(i as u64);
             let back = mine & busy_head & !*enters & lists[i].ready;
-            let name = |what: &str| format!("{}_{what}", LISTS[i]);
+            let name = |what: &str| format!("{}_{what}", LISTS[i].0);
             lists[i].valid.set(later_init(c, &name("enters"), *enters | back));
             lists[i].data.qp.set(later(c, &name("enters_qp"), mux(*enters, *qp, head)));
             heads[i].ready.set(back | (mine & leaves));

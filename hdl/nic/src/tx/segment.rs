@@ -525,6 +525,9 @@ impl Module for Segment {
         io.done.data.qp.set(work.qp);
         let read_over = does_respond & res_last;
         let more_reads = (tx.res_cursor + 1).ne(placed.res_head);
+        let owes_more =
+            (could_reply & !does_reply) | (does_respond & (!res_last | more_reads | (owes & !absorbs)));
+        io.done.data.owes.set(owes_more);
         io.done.data.again.set(any_of(&[
             does_jump,
             // a READ may follow the packet that closes the window
@@ -533,8 +536,7 @@ impl Module for Segment {
             could_invalidate & !does_invalidate,
             drained & !tells,
             does_rewind | does_skip,
-            could_reply & !does_reply,
-            does_respond & (!res_last | more_reads | (owes & !absorbs)),
+            owes_more,
         ]));
 
         // what leaves

@@ -219,6 +219,10 @@ impl Config {
     pub fn traced(self) -> Config {
         Config { trace_entries: WINDOW_ENTRIES, trace_pins: true, ..self }
     }
+    /// The same card, whose stages take clocks more.
+    pub fn unhurried(self) -> Config {
+        Config { unhurried: true, ..self }
+    }
     /// The same card with its configuration flash at pins: 15.6 MHz, slow enough for a way through start-up logic and board.
     pub fn with_flash(self) -> Config {
         Config { flash_half_clocks: 8, ..self }

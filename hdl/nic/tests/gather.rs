@@ -465,7 +465,7 @@ fn payload_lies_in_the_lane_where_the_headers_end() {
 
 #[test]
 fn every_alignment_and_short_length_arrives_whole() {
-    for c in [Config::small(), wide()] {
+    for c in [Config::small(), wide(), Config::small().unhurried()] {
         let mut b = Bench::at(&c);
         for offset in 0..8 {
             for length in [0, 1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65] {
@@ -514,7 +514,7 @@ fn one_to_four_sges_are_walked_from_any_offset() {
 
 #[test]
 fn up_to_sixteen_sges_are_walked_from_any_offset() {
-    for c in [Config::small(), wide()] {
+    for c in [Config::small(), wide(), Config::small().unhurried()] {
         let mut b = Bench::at(&c);
         let list: Vec<Sge> = (0..16u64)
             .map(|i| b.sge([5, 6, 255][i as usize % 3], 100 * i + i, if i % 5 == 3 { 0 } else { 30 + 3 * i }))
@@ -1260,9 +1260,16 @@ fn frames_leave_in_order_when_reads_end_in_reverse() {
 
 #[test]
 fn random_packets_through_a_small_world_come_out_whole_and_in_order() {
-    for (seed, c) in
-        [(1, Config::small()), (2, Config::small()), (3, Config::small()), (4, wide()), (5, wide())]
-    {
+    let (small, slow) = (Config::small(), Config::small().unhurried());
+    for (seed, c) in [
+        (1, small.clone()),
+        (2, small.clone()),
+        (3, small),
+        (4, wide()),
+        (5, wide()),
+        (6, slow.clone()),
+        (7, slow),
+    ] {
         let mut pick = Choices::new(seed);
         let mut b = Bench::at(&c);
         let mut expected: VecDeque<(Option<Packet>, bool)> = VecDeque::new();

@@ -23,7 +23,12 @@ fn schedule() -> Interpreter {
 
 /// A stage whose RAMs are swept, if it has any.
 fn schedule_of(qps: u32) -> Interpreter {
-    let mut s = Interpreter::new(&elaborate(&Schedule(Config { qps, ..Config::small() })).unwrap());
+    schedule_at(Config { qps, ..Config::small() })
+}
+
+fn schedule_at(c: Config) -> Interpreter {
+    let qps = c.qps;
+    let mut s = Interpreter::new(&elaborate(&Schedule(c)).unwrap());
     reset(&mut s);
     s.poke("room", 1);
     s.poke("turn_ready", 1);
@@ -290,7 +295,8 @@ fn a_list_has_a_place_for_every_qp_and_whoever_is_busy_holds_nobody_up() {
 fn no_wake_is_lost_and_no_turn_is_invented() {
     for seed in 1..=12u64 {
         let mut pick = Choices::new(seed);
-        let mut s = schedule_of(if seed % 2 == 0 { 64 } else { 256 });
+        let c = Config { qps: if seed % 2 == 0 { 64 } else { 256 }, ..Config::small() };
+        let mut s = schedule_at(if seed > 8 { c.unhurried() } else { c });
         let (mut wakes, mut turns) = (0u64, 0u64);
         // clock of the last wake not yet followed by a turn
         let mut waiting = [None::<u64>; 64];
@@ -477,7 +483,11 @@ const MTU: u64 = 256;
 
 impl World {
     fn new(seed: u64, qps: u64) -> World {
-        let mut s = Interpreter::new(&elaborate(&Front(Config::small())).unwrap());
+        World::at(Config::small(), seed, qps)
+    }
+
+    fn at(c: Config, seed: u64, qps: u64) -> World {
+        let mut s = Interpreter::new(&elaborate(&Front(c)).unwrap());
         reset(&mut s);
         s.poke("request_ready", 1);
         s.poke("control_ready", 1);
@@ -651,8 +661,8 @@ impl World {
 
 #[test]
 fn doorbells_acknowledgements_and_debts_all_come_to_an_end() {
-    for seed in 1..=2u64 {
-        let mut w = World::new(seed, 6);
+    for (seed, c) in [(1, Config::small()), (2, Config::small()), (3, Config::small().unhurried())] {
+        let mut w = World::at(c, seed, 6);
         w.data_ready = 30;
         let (mut una, mut seq, mut epochs) = ([0u64; 6], [0u64; 6], [0u64; 6]);
         let mut highest = [0u64; 6];

@@ -264,9 +264,11 @@ impl Module for Target {
             slot: headers.data.slot,
         });
         control.me.assign(&me);
-        let releases = check.release_valid;
+        // what check releases is known late, and waits for nobody
+        let releases = delay_init("check_releases", check.release_valid);
+        let slot = mux(releases, delay("slot_of_check", check.release_slot), control.release.slot);
         packet_buffer.release_check.valid.set(releases | control.release.valid);
-        packet_buffer.release_check.slot.set(mux(releases, check.release_slot, control.release.slot));
+        packet_buffer.release_check.slot.set(slot);
         control.release_ready.set(control.release.valid & !releases);
         packet_buffer.release_place.valid.set(place.release_valid);
         packet_buffer.release_place.slot.set(place.release_slot);

@@ -42,6 +42,7 @@ use hdl::{
     Bundle, EnumSig, HwEnum, Memory, Module, PortBuilder, Ports, Sig, Stream, all_of, any_of, cat, delay,
     delay_init, high, index_width, lit, low, mux, reg, reg_init, select, when,
 };
+use std::cell::RefCell;
 
 const ETHERTYPE_ARP: u64 = 0x0806;
 const IP_PROTOCOL_ICMP: u64 = 1;
@@ -294,7 +295,8 @@ impl Module for Control {
         let on: Vec<Sig> =
             (0..EDITED).map(|i| delay_init(&format!("on_{i}"), reading & at.eq(u64::from(i)))).collect();
         let on = |i: u32| on[i as usize];
-        let must = |i: u32, holds: Sig| when(on(i) & !holds, || bad.set(high()));
+        let faults = RefCell::new(vec![]);
+        let must = |i: u32, holds: Sig| faults.borrow_mut().push(on(i) & !holds);
         let part = |of: Sig, i: u32| of.bits(of.width() - 16 * (i + 1), 16);
         let next_in = |of: Sig| cat(&[of.bits(0, of.width() - 16), h]);
 
@@ -304,10 +306,8 @@ impl Module for Control {
             when(on(i), || mine.set(if i == 0 { same } else { mine & same }));
             when(on(3 + i), || peer_mac.set(next_in(peer_mac)));
         }
-        when(on(6), || {
-            arp.set(h.eq(ETHERTYPE_ARP));
-            when(!h.eq(ETHERTYPE_ARP) & !h.eq(u64::from(ETHERTYPE_IPV4)), || bad.set(high()));
-        });
+        when(on(6), || arp.set(h.eq(ETHERTYPE_ARP)));
+        must(6, h.eq(ETHERTYPE_ARP) | h.eq(u64::from(ETHERTYPE_IPV4)));
         // ARP
         for (i, value) in [(7, 1), (8, u64::from(ETHERTYPE_IPV4)), (9, 0x0604), (10, 1)] {
             must(i, !arp | h.eq(value));
@@ -318,12 +318,13 @@ impl Module for Control {
         }
         // IPv4
         must(7, arp | h.byte(1).eq(0x45));
+        // of what is too short or too long nothing is believed
+        let fits = h.le(most.extend(16)) & h.ge(28);
+        must(8, arp | fits);
         when(on(8) & !arp, || {
             total.set(h);
             odd.set(h.bit(0));
-            // of what is too short or too long nothing is believed
-            let fits = h.le(most.extend(16)) & h.ge(28);
-            when(fits, || halves.set((h + ETHERNET + 1).bits(1, HALF))).otherwise(|| bad.set(high()));
+            when(fits, || halves.set((h + ETHERNET + 1).bits(1, HALF)));
         });
         when(on(7), || odd.set(low()));
         // fragment offset, more fragments
@@ -368,6 +369,8 @@ impl Module for Control {
         when(on(head_field("version")), || gid_fits.set(high()));
         // (two clocks behind its last half: long before it is asked for)
         when(delay_init("gid_differs", any_of(&differs)), || gid_fits.set(low()));
+        // likewise
+        when(delay_init("is_at_fault", any_of(&faults.take())), || bad.set(high()));
 
         // sums: of the IP header, which ends as the body's begins with the addresses
         let (header_sum, body_sum) = (reg("header_sum", 17), reg("body_sum", 17));

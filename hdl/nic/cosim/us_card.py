@@ -10,8 +10,10 @@ CMAC's rules: assertions of us_cells.sv. Reset, MSI-X and memory are done as a k
 VERBENA_STORY is the example's path. The line spoils one long frame, so that a retransmission is part of the story.
 """
 
+import ctypes
 import os
 import re
+import signal
 import subprocess
 import tempfile
 
@@ -47,7 +49,11 @@ class Memory(Region):
         return os.pread(self.descriptor, length, self.offset + address)
 
     async def _write(self, address, data, **_):
-        assert os.pwrite(self.descriptor, data, self.offset + address) == len(data)
+        # the kernel's copy promises no order inside one call: the last word, which may make an entry valid, goes behind the rest
+        place = self.offset + address
+        last = max(place, place + len(data) - 1 & ~7) - place
+        for begin, end in [(0, last), (last, len(data))]:
+            assert os.pwrite(self.descriptor, data[begin:end], place + begin) == end - begin
 
 
 class Interrupts(Region):
@@ -147,6 +153,11 @@ class Card(Core):
         self.resets += 1
 
 
+def end_with_parent():
+    """A rule that is broken ends the simulation at once; its driver must not wait for it (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
 @cocotb.test(timeout_time=LIMIT, timeout_unit="ms")
 async def the_driver_opens_the_card_and_its_queue_pairs_reach_each_other_over_the_line(dut):
     card = Card(dut)
@@ -155,7 +166,9 @@ async def the_driver_opens_the_card_and_its_queue_pairs_reach_each_other_over_th
         path = os.path.join(folder, "card0.sock")
         server = Server(path, card, VECTORS)
         environment = {**os.environ, "VERBENA_DEVICE": f"sim:{path}", "RUST_BACKTRACE": "0"}
-        story = subprocess.Popen(os.environ["VERBENA_STORY"], env=environment, stdout=subprocess.PIPE, text=True)
+        story = subprocess.Popen(
+            os.environ["VERBENA_STORY"], env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+        )
         try:
             while await server.serve() and story.poll() is None:
                 await Timer(LOOK * 4, "ns")
@@ -172,8 +185,6 @@ async def the_driver_opens_the_card_and_its_queue_pairs_reach_each_other_over_th
     assert rejected.pop("PsnOutOfSequence") == "1" and rejected.keys() <= {"PsnOutOfSequenceRepeat"}, said
     # 64 KiB, SEND, its receive; what comes together is one
     assert 2 <= card.interrupts.count <= 3, card.interrupts.count
-    card.finish(dut._log)
-    dut._log.info(
-        "%d frames of %d bytes, %d interrupts, %d maps, %d resets",
-        int(dut.cmac.frames.value), int(dut.cmac.bytes.value), card.interrupts.count, card.maps, card.resets,
-    )
+    frames, size = int(dut.cmac.frames.value), int(dut.cmac.bytes.value)
+    print(f"{frames} frames of {size} bytes, {card.interrupts.count} interrupts, {card.maps} maps, {card.resets} resets")
+    card.finish()

@@ -198,8 +198,7 @@ class Core:
         await Timer(2, "us")
         return device
 
-    def finish(self, log):
+    def finish(self):
         assert not self.warnings.texts, self.warnings.texts[:5]
         assert not self.rules.tags, self.rules.tags
-        log.setLevel(logging.INFO)
-        log.info("TLPs %s, at most %d reads at once", self.rules.counts, self.rules.most_tags)
+        print(f"TLPs {self.rules.counts}, at most {self.rules.most_tags} reads at once", flush=True)

@@ -108,7 +108,7 @@ async def the_root_complex_enumerates_the_card_and_reaches_its_bars(dut):
         await device.bar_window[2].write(page * 4096, random.randbytes(8))
     await bench.until("five doorbells", lambda: len(bench.doorbells) == before + 5)
     assert bench.refused == 0
-    bench.finish(dut._log)
+    bench.finish()
 
 
 @cocotb.test(timeout_time=LIMIT, timeout_unit="us")
@@ -121,7 +121,7 @@ async def msi_x_vectors_arrive_as_memory_writes(dut):
         event.clear()
         bench.raised.queue.append({"": vector})
         await event.wait()
-    bench.finish(dut._log)
+    bench.finish()
 
 
 async def transfers(bench, count):
@@ -191,4 +191,4 @@ async def random_dma_transfers_carry_every_byte_and_no_other(dut):
     bench.written = 0
     await transfers(bench, TRANSFERS // 8)
     assert bench.refused == 0
-    bench.finish(dut._log)
+    bench.finish()

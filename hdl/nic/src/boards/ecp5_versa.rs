@@ -18,8 +18,8 @@ use crate::config::Config;
 use crate::standalone::Target;
 use hdl::{Bundle, Domain, Module, Ports, Sig, delay, instance, low, reg, synchronise, when};
 
-/// Core clocks of a reset, log2: 27 ms.
-pub const LOG_RESET: u32 = 21;
+/// Core clocks of a reset, log2: half of them are the PHY's 10 ms even at 125 MHz.
+pub const LOG_RESET: u32 = 22;
 /// Delay of RXD and RX_CTL.
 const RX_DELAY: u32 = 0;
 /// Delay of TXC.

@@ -739,7 +739,7 @@ fn every_packet_is_answered_once_and_in_order_whichever_way_its_answer_takes() {
     let (mut direct, mut tails) = (0, 0);
     for seed in 1..=12 {
         let mut pick = Choices::new(seed * 77);
-        let mut b = Bench::new(seed);
+        let mut b = Bench::with_config(seed, Config { unhurried: seed > 9, ..config() });
         b.answers_wait = false;
         b.slow = 1 + seed % 3;
         let mut next = [100u32; QPS];
@@ -2083,7 +2083,9 @@ fn an_acknowledge_that_takes_no_placement_holds_place_and_loses_nothing() {
 fn random_messages_land_where_the_model_says_whatever_the_host_does() {
     for seed in 1..=10 {
         let mut pick = Choices::new(seed * 77);
-        let mut b = Bench::sized(seed, if seed % 2 == 0 { 64 } else { 8 });
+        let data_bytes = if seed % 2 == 0 { 64 } else { 8 };
+        let c = Config { data_bytes, unhurried: seed > 7, ..config() };
+        let mut b = Bench::with_config(seed, c);
         b.slow = 1 + seed % 4;
         b.latency = (5, 10 + 40 * (seed % 5));
         b.write_latency = seed * 7 % 50;

@@ -682,9 +682,11 @@ fn the_write_engine_reads_a_word_one_clock_after_its_address() {
 
 #[test]
 fn any_mixture_of_good_and_bad_frames_with_any_order_of_release_loses_nothing() {
-    for (seed, width, frames) in [(1, 8, 300), (3, 64, 150)] {
+    for (seed, config, frames) in
+        [(1, at_width(8), 300), (3, at_width(64), 150), (5, at_width(8).unhurried(), 300)]
+    {
         let mut pick = Choices::new(seed);
-        let mut rig = Rig::new(Config { packet_slots: 16, ..at_width(width) }, 1100);
+        let mut rig = Rig::new(Config { packet_slots: 16, ..config }, 1100);
         let (mut good, mut bad) = (vec![], 0);
         let mut given = 0;
         let mut held: Vec<(usize, u64)> = vec![];

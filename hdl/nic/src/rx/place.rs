@@ -469,11 +469,12 @@ impl Module for Place {
             local_first.set(!from_local);
             to(Phase::Words);
         });
-        io.packet_address.set(chosen.qp);
+        io.packet_address.set(if c.unhurried { mux(resting, chosen.qp, v.qp) } else { chosen.qp });
         let wqes = hdl::instance("wqes", &ReceiveWqes { config: c.clone() });
         // the first group for the packet that begins, further ones for the one under way
         let (group, counting) = (reg("group", GROUP), of_host(at(Phase::Count)).named("counting"));
-        let asked = mux(resting, lit(GROUP, 0), mux(counting, group + 1, group)).named("group_asked");
+        let opens = if c.unhurried { resting | at(Phase::Words) } else { resting };
+        let asked = mux(opens, lit(GROUP, 0), mux(counting, group + 1, group)).named("group_asked");
         wqes.query.qp.set(mux(resting, chosen.qp, v.qp));
         wqes.query.index.set(mux(resting, chosen.wqe_index, v.wqe_index));
         wqes.query_group.set(asked);

@@ -44,7 +44,7 @@
 //! changed ends it, as does a full `data`. Nobody waits much longer for it than for one packet of path MTU 1024.
 //!
 //! Throughput: one packet per 4 clocks, across QPs and within a turn, and one more for each of these words behind the
-//! first. Latency 4 clocks, plus one through the FIFO. If `unhurried`, 5 each.
+//! first. Latency 4 clocks, plus one through the FIFO. If `unhurried`, 5, and 5 plus two.
 //!
 //! Back-pressure: a turn that finds `data` full changes nothing and asks for another turn, so responses never queue
 //! behind payload; `room` tells schedule in time, so that this is rare. If both want `data`, they take turns. Only a full `control`, `kick`, `fault` or a fence
@@ -74,7 +74,7 @@ use crate::flow::{
     WorkItem, response,
 };
 use crate::prim::fifo::{Fifo, buffer};
-use crate::prim::later::{Pause, later};
+use crate::prim::later::{Pause, later, later_all, later_init};
 pub use crate::qp::WINDOW;
 use crate::qp::{
     Executed, INDEX, Initialise, Outcome, OwedRead, PSN, Placed, READS, RING, Record, Requester, StateShape,
@@ -235,9 +235,13 @@ impl Module for Segment {
         // outputs behind FIFOs, whose `ready` is a register
         let data = Stream::<flow::Segment>::wires(c, "packet");
         let fifo = instance("data_fifo", &Fifo { depth: AHEAD, width: flow::Segment::total_width(c) });
-        fifo.input.valid.set(data.valid);
-        fifo.input.data.set(data.data.to_bits());
+        // a turn takes longer than the way into the FIFO: what it sees as room is there when its packet comes
+        fifo.input.valid.set(later_init(c, "packet_enters", data.valid));
+        fifo.input.data.set(later_all(c, c, "entering_packet", &data.data).to_bits());
         data.ready.set(fifo.input.ready);
+        if c.unhurried {
+            hdl::assert_always("a_packet_has_room", fifo.input.ready | !fifo.input.valid);
+        }
         io.data.valid.set(fifo.output.valid);
         io.data.data.assign(&flow::Segment::from_bits(c, fifo.output.data));
         fifo.output.ready.set(io.data.ready);
@@ -828,11 +832,12 @@ impl Module for Segment {
         io.tx_write.address.set(mux(initialising, init.qp, work.qp));
         io.tx_write.data.set(next.to_bits());
 
+        let packets = if c.unhurried { io.data.valid | fifo.input.valid } else { io.data.valid };
         io.idle.set(
             phase.eq(0)
                 & !io.work.valid
                 & !io.initialise.valid
-                & !any_of(&[io.data.valid, io.control.valid, io.kick.valid, io.fault.valid, io.event.valid]),
+                & !any_of(&[packets, io.control.valid, io.kick.valid, io.fault.valid, io.event.valid]),
         );
     }
 }

@@ -44,7 +44,8 @@
 //!
 //! Throughput: 1 + (SGEs walked, those behind the fourth twice at 64 bit) clocks per packet, 1 + (words left over) more with SGEs
 //! behind the fourth, 1 + (words written, and one where payload moves down a lane) with inline data, 2 without payload; across QPs and within one. Latency from
-//! Segment to first read: 4 clocks (with the FIFO). Back-pressure: no slot, no room, `request`, `fill`; `slot`, `fault`.
+//! Segment to first read: 4 clocks (with the FIFO). If `unhurried`, 2 clocks per SGE and per frame that leaves, a clock more per packet,
+//! and 6 clocks to the first read: comparisons, judgement and what is known of the oldest frame stand in registers first. Back-pressure: no slot, no room, `request`, `fill`; `slot`, `fault`.
 //!
 //! Requirements: CARD CMD ERR MEM RAW READ REQ RESP
 

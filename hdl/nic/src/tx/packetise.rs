@@ -11,7 +11,8 @@
 //! padding to 60 bytes; tag and IP version as the QP's rights say. Of a raw packet: the payload.
 //! One beat per clock within a frame while `frame` is taken; header preparation overlaps with the frame before
 //! it and takes 3 clocks, so at 64 bit back-to-back frames have no gap, and at any width a frame may start every 3
-//! clocks. From accept to the first beat: 7 clocks. The IPv4 checksum is there one clock behind the header, in time for
+//! clocks. From accept to the first beat: 7 clocks. (If `unhurried`, a header takes 6 clocks, the first beat comes after 10, and
+//! a packet is accepted when the header before it has gone on, which it does when the frame before that is read.) The IPv4 checksum is there one clock behind the header, in time for
 //! the first beat. A beat is read only when room for it is held, so nothing behind the read ever
 //! stalls. Never splits a frame, never reads the buffer after `sent`.
 //!

@@ -9,6 +9,8 @@
 //! ```
 //! Among the READs kept, the youngest first, one per clock before its clock 3, a duplicate READ is looked for, and of a
 //! duplicate SEND or WRITE the next READ behind it: it is acknowledged again up to there and no further (decision 0005).
+//! Unhurried, clocks 1 to 3 and each look of that search are five clocks, with registers in what is long; addresses go out in the
+//! first.
 //!
 //! In: headers of frames that verify found good. Out: at most one `verdict` or `response` per packet, in order (a READ
 //! response or the result of an atomic with its payload and slot; a fence on both), 4 clocks after the packet was taken (a duplicate of a QP that keeps READs: up to

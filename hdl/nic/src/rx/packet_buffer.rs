@@ -12,7 +12,7 @@
 //! that meets a full ring or no free slot is dropped whole and counted as BufferFull. Slots come back in any order, by
 //! two releasers at once; their room is reclaimed in order, one slot per clock. The whole frame is stored: of a raw one it
 //! is the payload. Half of ring and slots is RoCE's alone: a raw frame that finds the other half taken is BufferFull, too. The payload of a packet lies whole and in place from `headers` until its release; it
-//! may wrap around the end of the ring.
+//! may wrap around the end of the ring. Unhurried, the last word of the ring is not used.
 //!
 //! Requirements: CARD PKT RAW RESP
 

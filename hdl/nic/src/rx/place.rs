@@ -13,7 +13,8 @@
 //!
 //! A WRITE takes 3 clocks, a SEND of one piece 4 (measured), each further piece 2, each SGE that is skipped 1; a packet
 //! without payload 3, an atomic 4; the end of a key 3 more. finish takes 3 clocks per packet and runs beside; of a packet that
-//! waits for its write 2, counted from `written`. Waits only for the write engine, for complete and
+//! waits for its write 2, counted from `written`. Unhurried, a packet takes a clock more, and what finishes three, out of registers: the
+//! packet, its words, what follows from them. Waits only for the write engine, for complete and
 //! notify, and for a free miss entry (a packet that must go behind a parked one of its QP).
 //!
 //! A list comes in groups of four SGEs, the first with the packet. If that holds less than the packet needs, the further

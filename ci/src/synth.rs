@@ -50,14 +50,13 @@ pub const TASK: Task = Task {
             return judge("synth", config.as_deref().unwrap_or("small"), "ci/budget.toml", &[], update);
         }
         let is = |one: &Option<String>, name: &str| one.as_ref().is_none_or(|one| one == name);
-        let mut wanted = MAPPED.iter().filter(|(name, _)| is(&config, name)).flat_map(|(name, devices)| {
-            devices.iter().filter(|to| is(&device, to)).map(move |to| (*name, *to))
-        });
-        let Some(first) = wanted.next() else {
+        let every = MAPPED.iter().flat_map(|(name, devices)| devices.iter().map(move |to| (*name, *to)));
+        let wanted: Vec<_> = every.filter(|(name, to)| is(&config, name) && is(&device, to)).collect();
+        if wanted.is_empty() {
             let all = MAPPED.map(|(name, devices)| format!("{name} on {}", devices.join(" or ")));
             bail!("nothing like that is mapped: {}", all.join(", "));
-        };
-        for (config, device) in std::iter::once(first).chain(wanted) {
+        }
+        for (config, device) in wanted {
             map(config, device, paths, update)?;
         }
         Ok(())
